@@ -19,6 +19,10 @@ channel, `Broken` when the bytes are not AMQP. Bytes that arrive later are dropp
 notices a lost socket by itself. This side ends with `close()`, which closes the channel and is
 answered after all that was asked before, or the driver closes the socket.
 
+A broker that blocks publishers says so and why in a notice, to clients with the capability
+`connection.blocked`. It reads nothing from the connection until the alarm is over. A notice is no
+event: `Client.blocked` is the reason.
+
 Heartbeats are switched off in the handshake. Those that come all the same are ignored.
 """
 
@@ -192,6 +196,7 @@ class Client:
         """
         self.state = State.AWAITING_START
         self.frame_bytes_max = frame_bytes_max
+        self.blocked = ""  # The alarm for which the broker reads nothing, "" if there is none.
         self.server_properties = b""  # The encoded table of connection.start, when it is here.
         self._start_ok = properties + _short(mechanism) + _long(response) + _short("en_US")
         self._open = _short(vhost) + b"\0\0"
@@ -255,6 +260,7 @@ class Client:
             self._message = _message(method, payload)
             return None if self._keeps_content else self._message
         if word == "a notice":
+            self.blocked = (_short_at(payload, 4)[0] or "?") if method == BLOCKED else ""
             return None
         if word == "a close":
             self._send(CLOSE_OK if method == CLOSE else CHANNEL_CLOSE_OK)

@@ -231,7 +231,7 @@ class Supervisor:
         """Read the settings again and have the children read their files again.
 
         The files of the children are certificates and the definitions to load. An error in the
-        settings is logged, and the settings stay as they are.
+        settings is logged and nothing changes: no child reads a file.
         """
         log.info("settings, certificates and given definitions are to be read anew")
         if self._stopping or self._ending.is_set():
@@ -243,10 +243,11 @@ class Supervisor:
                 self._apply(self._reread(self._overrides))
         except ConfigError as error:
             log.error("the settings stay as they were: %s", error)
-        for slot in self.slots:
-            if slot.child is not None and slot.child.state == READY:
-                slot.child.plan = slot.plan
-                slot.child.reload()
+        else:
+            for slot in self.slots:
+                if slot.child is not None and slot.child.state == READY:
+                    slot.child.plan = slot.plan
+                    slot.child.reload()
         self._dirty.set()
         if self._is_ready:
             systemd.tell("READY=1", f"STATUS={self.ready_line()}")

@@ -40,7 +40,7 @@ from shardmq.broker.controller.pending import (
     Pending,
     no_answer,
 )
-from shardmq.broker.controller.requests import OwnerGone, Pause, Removal
+from shardmq.broker.controller.requests import OwnerGone, Pause, Removal, SuperStreamDeclare
 from shardmq.broker.controller.shard_orders import Creations, ShardOrders
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.without_effect import EffectWarnings
@@ -99,6 +99,7 @@ GROWING = (
     ParameterPut,
     VhostPut,
     Pause,
+    SuperStreamDeclare,
 )
 # Requests that take rows out of a file that is replaced whole.
 SHRINKING = (UserDelete, PermissionDelete, TopicPermissionDelete, ParameterDelete, VhostDelete)
@@ -293,6 +294,8 @@ class Authority:
         vhost = self.catalog.vhost(decision.policies_of)
         before = vhost.policies if vhost is not None else NO_POLICIES
         self.churn[type(request)] += 1
+        if isinstance(request, SuperStreamDeclare):
+            self.churn[QueueDeclare] += len(request.keys)
         if (
             pending.owner
             and isinstance(request, QueueDeclare | ExchangeDeclare)

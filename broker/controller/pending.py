@@ -16,6 +16,7 @@ from shardmq.broker.controller.requests import (
     Removal,
     Restore,
     Settled,
+    SuperStreamDeclare,
 )
 from shardmq.broker.model.changes import AnyChange
 from shardmq.broker.shared.control import AnyRequest
@@ -34,6 +35,7 @@ AnyAsk = (
     | CutOff
     | Closed
     | Settled
+    | SuperStreamDeclare
 )
 AnswerTo = Callable[[int, str, dict[str, Any]], None]  # code (0 if done), text, result
 

@@ -7,7 +7,12 @@ requests of clients come from front doors (`shared/control.py`) and wait in the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from shardmq.broker.model.arguments import SUPER_STREAM
+from shardmq.broker.shared.control import Bind, ExchangeDeclare, QueueDeclare
+
+PARTITION_ORDER = "x-stream-partition-order"
 
 
 @dataclass(slots=True)
@@ -88,3 +93,30 @@ class Settled:
     vhost: str
     exchange: str
     offsets: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SuperStreamDeclare:
+    """Make an exchange and a stream NAME-KEY for each binding key; all of them or none.
+
+    `arguments` are those of each stream.
+    """
+
+    vhost: str
+    name: str
+    keys: list[str]
+    arguments: dict[str, Any]
+
+    def parts(self) -> tuple[ExchangeDeclare, list[QueueDeclare], list[Bind]]:
+        """Return the requests that would make the same objects one by one."""
+        vhost, name, marked = self.vhost, self.name, {SUPER_STREAM: True}
+        exchange = ExchangeDeclare(vhost, name, "direct", True, False, False, marked)
+        streams = [f"{name}-{key}" for key in self.keys]
+        return (
+            exchange,
+            [QueueDeclare(vhost, each, True, False, False, self.arguments) for each in streams],
+            [
+                Bind(vhost, name, "queue", each, key, {PARTITION_ORDER: order})
+                for order, (key, each) in enumerate(zip(self.keys, streams, strict=True))
+            ],
+        )

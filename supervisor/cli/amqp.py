@@ -19,8 +19,9 @@ from shardmq.supervisor.cli.latency import Histogram, UnderWay
 
 FRAME_BYTES_MAX = 131072
 READ_BYTES = 256 << 10
-# With this capability the broker says that a password is wrong, instead of only closing.
-CAPABILITIES: Any = {"authentication_failure_close": True}
+# With these capabilities the broker says that a password is wrong and that an alarm blocks
+# publishers, instead of only closing or stopping.
+CAPABILITIES: Any = {"authentication_failure_close": True, "connection.blocked": True}
 PROPERTIES = pamqp.encode.field_table({"product": "shardctl", "capabilities": CAPABILITIES})
 DELIVERED = amqp_client.Received(amqp_client.DELIVER)
 
@@ -37,6 +38,7 @@ class Counts:
     confirmed: int = 0
     refused: int = 0
     consumed: int = 0
+    blocked: str = ""  # The alarm for which the broker has blocked a publisher, the last one.
     latency: Histogram = field(default_factory=Histogram)
     confirm_latency: Histogram = field(default_factory=Histogram)
     # The messages of each queue that are published and not consumed.
@@ -116,6 +118,7 @@ class Connection:
         if not data:
             raise Lost("the connection was closed")
         events = self.client.receive_data(data)
+        self._counts.blocked = self.client.blocked or self._counts.blocked
         match events[-1] if events else None:
             case Closed(code, text):
                 raise Lost(f"{code} {text}")

@@ -33,9 +33,14 @@ from shardmq.supervisor.cli.api import (
 )
 
 READ_BYTES = 256 << 10
-# With these capabilities the broker says that a password is wrong and that a consumer is cancelled,
-# instead of only closing or stopping.
-CAPABILITIES: Any = {"authentication_failure_close": True, "consumer_cancel_notify": True}
+# With these capabilities the broker says that a password is wrong, that a consumer is cancelled and
+# that an alarm blocks publishers, instead of only closing or stopping.
+CAPABILITIES: Any = {
+    "authentication_failure_close": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+}
+BLOCKED_S_MAX = 5.0  # The time for confirms of what was published before an alarm.
 DOOR = re.compile(r"door-\d+\.sock")  # The front door of that number binds a socket of this name.
 NOT_ALLOWED = 403
 NOT_FOUND = 404
@@ -138,7 +143,13 @@ class Channel:
         return event if isinstance(event, Message) else None
 
     def close(self) -> None:
-        """Return when the broker has done all that was asked before."""
+        """Return when the broker has done all that was asked before.
+
+        A broker that blocks publishers reads nothing of the channel until the alarm is over. Do not
+        wait for an answer then.
+        """
+        if self.client.blocked:
+            return
         self.client.close()
         self.expect(amqp_client.CHANNEL_CLOSE_OK)
 
@@ -146,6 +157,12 @@ class Channel:
         try:
             data = self._sock.recv(READ_BYTES)
         except TimeoutError:
+            if self.client.blocked:
+                fail(
+                    f"publishers are blocked: {self.client.blocked}; what is not confirmed may be"
+                    " stored when the alarm is over",
+                    REFUSED,
+                )
             fail(f"{self._server} does not answer within {self._timeout_s:g} s", UNREACHABLE)
         except OSError as error:
             self._lost(error)
@@ -158,6 +175,9 @@ class Channel:
                 case Broken(why):
                     fail(f"{self._server}: {why}", UNREACHABLE)
             self._events.append(event)
+        limit_s = BLOCKED_S_MAX if self.client.blocked else self._timeout_s
+        if limit_s != self._sock.gettimeout():
+            self._sock.settimeout(limit_s)
 
     def _lost(self, why: object) -> NoReturn:
         fail(f"{self._server}: {getattr(why, 'strerror', None) or why}", UNREACHABLE)

@@ -30,7 +30,7 @@ STATUSES = "Exit status of the checks: 0 passed, 1 failed, 64 usage, 69 no broke
 CHECKS = {
     "check_running": (
         "is-in-service",
-        "Check that all shards and a front door run: messages can be published and consumed.",
+        "Check that all shards and a front door run. An alarm may block publishers: check_alarms.",
     ),
     "check_alarms": ("alarms", "Check that no alarm is in effect."),
     "check_virtual_hosts": ("virtual-hosts", "Check that all vhosts are served."),

@@ -103,7 +103,9 @@ def publish(
 ) -> None:
     """Publish a message and wait until the broker confirms it.
 
-    The exit status is 1 if the message goes to no queue, and nothing is printed if it does.
+    The exit status is 1 if the message goes to no queue, and nothing is printed if it does. While
+    an alarm blocks publishers, no more is published than the broker takes at once, and a line says
+    so. The exit status is 70 if not all messages were confirmed.
     """
     if exchange is not None:
         if body is not None:
@@ -125,6 +127,11 @@ def publish(
                 publisher.publish(exchange or "", key, encoded, data)
                 advance(1)
             publisher.finish()
+        alarm = channel.client.blocked
+        if alarm and not publisher.refused:
+            typer.echo(
+                f"publishers are blocked: {alarm}; what was published is confirmed", err=True
+            )
     if publisher.returned:
         what = "the message was" if count == 1 else f"{publisher.returned} messages were"
         by = f"exchange '{exchange}' has no binding for key '{key}'"
@@ -132,7 +139,8 @@ def publish(
         fail(f"{what} not routed: {why} in vhost '{vhost}'")
     if publisher.refused:
         what = "the message was" if count == 1 else f"{len(publisher.refused)} messages were"
-        fail(f"{what} refused: the queue is full", REFUSED)
+        why = f"publishers are blocked: {alarm}" if alarm else "the queue is full"
+        fail(f"{what} refused: {why}", REFUSED)
 
 
 def get(
@@ -329,11 +337,21 @@ class Publisher:
         self._waiting: dict[int, int] = {}  # The bytes of the messages without a confirm, by tag.
 
     def publish(self, exchange: str, key: str, properties: bytes, body: bytes) -> None:
-        """Publish a message, after waiting for the confirms of earlier ones if there are many."""
+        """Publish a message, after waiting for the confirms of earlier ones if there are many.
+
+        Ends the command while an alarm blocks publishers.
+        """
         while len(self._waiting) >= AT_ONCE_MESSAGES_MAX or (
             self._waiting and sum(self._waiting.values()) + len(body) > AT_ONCE_BYTES_MAX
         ):
             self._hear()
+        if alarm := self._channel.client.blocked:
+            self.finish()
+            fail(
+                f"publishers are blocked: {alarm}; {self.published} messages were published, the"
+                " others were not",
+                REFUSED,
+            )
         self._channel.client.publish(exchange, key, properties, body, True)
         self.published += 1
         self._waiting[self.published] = len(body)

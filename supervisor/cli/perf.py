@@ -9,6 +9,7 @@ with.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -38,6 +39,8 @@ BURST_BYTES = 64 << 10  # The size of the publishes in one write.
 BACKLOG_MESSAGES_MAX = 50_000
 HANDSHAKE_TIMEOUT_S = 10.0
 DRAIN_TIMEOUT_S = 10.0  # The time for the last messages to arrive.
+# A broker that blocks publishers does not read what they have written last.
+BLOCKED_DRAIN_TIMEOUT_S = 1.0
 TRANSIENT, PERSISTENT = b"\x10\x00\x01", b"\x10\x00\x02"  # The property delivery_mode alone.
 
 
@@ -94,7 +97,8 @@ def perf(
 ) -> Rows:
     """Publish and consume as fast as one process can, and print rates and latencies.
 
-    Each second gets a line on standard error, unless --quiet. Latencies are in milliseconds: of a
+    Each second gets a line on standard error, unless --quiet. Another line says so if an alarm
+    blocked publishers. Latencies are in milliseconds: of a
     message, from the publisher's write to the consumer's read, and of its confirm.
     """
     names = [queue] if queues == 1 else [f"{queue}-{at}" for at in range(queues)]
@@ -109,6 +113,8 @@ def perf(
         work = churn_run(churn, partial(_connected, target), max(1, producers), rate, seconds, said)
         return churn_rows(_ended(work), churn)
     counts, took = _ended(_run(target, load, keep, said))
+    if counts.blocked:
+        print(f"publishers were blocked: {counts.blocked}", file=sys.stderr, flush=True)
     row: dict[str, Any] = {
         f"{name}/s": round(getattr(counts, name) / took)
         for name in ("published", "confirmed", "consumed")
@@ -217,6 +223,8 @@ async def _run(
         return counts, took
     finally:
         for connection in connections:
+            if connection.client.blocked:
+                connection.writer.transport.abort()  # Drop what the broker has not taken yet.
             connection.writer.close()
 
 
@@ -249,13 +257,15 @@ async def _play(
 ) -> float:
     """Run the load and return the seconds until the last message has arrived."""
     began = time.monotonic()
-    until = began + load.seconds
+    until = began + load.seconds  # also by the clock of the event loop
     readers = [
         asyncio.create_task(_consume(one, at, load, counts)) for at, one in enumerate(consuming)
     ]
     readers += [asyncio.create_task(_hear(one)) for one in publishing]
     try:
-        publishers = [_publish(one, at, load, until, counts) for at, one in enumerate(publishing)]
+        publishers = [
+            _publish_until(one, at, load, until, counts) for at, one in enumerate(publishing)
+        ]
         await _run_beside(asyncio.gather(*publishers), readers)
         await _run_beside(_drained(counts, load, bool(consuming)), readers)
         return time.monotonic() - began
@@ -283,7 +293,7 @@ async def _run_beside(work: Any, readers: list[asyncio.Task[None]]) -> None:
 async def _drained(counts: Counts, load: Load, consumed: bool) -> None:
     """Wait until all messages are confirmed and consumed, or until nothing more arrives."""
     seen, at = -1, time.monotonic()
-    while time.monotonic() - at < DRAIN_TIMEOUT_S:
+    while time.monotonic() - at < (BLOCKED_DRAIN_TIMEOUT_S if counts.blocked else DRAIN_TIMEOUT_S):
         settled = counts.confirmed + counts.refused
         if (not consumed or counts.consumed >= counts.published) and (
             not load.confirm or settled >= counts.published
@@ -317,6 +327,15 @@ async def _consume(connection: Connection, at: int, load: Load, counts: Counts) 
 async def _hear(connection: Connection) -> None:
     while True:
         await connection.take()
+
+
+async def _publish_until(
+    connection: Connection, at: int, load: Load, until: float, counts: Counts
+) -> None:
+    """Publish until the time of the event loop, also if the broker reads or confirms nothing."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(until):
+            await _publish(connection, at, load, until, counts)
 
 
 async def _publish(

@@ -235,6 +235,15 @@ def test_heartbeats_and_notices_are_no_events() -> None:
     assert made.receive_data(quiet.join(parts)) == client().receive_data(head + message)
 
 
+def test_the_reason_for_which_publishers_are_blocked_is_known_until_it_is_over() -> None:
+    made = client()
+    assert made.blocked == ""
+    made.receive_data(frame.marshal(commands.Connection.Blocked("low on disk"), 0))
+    assert made.blocked == "low on disk"
+    made.receive_data(frame.marshal(commands.Connection.Unblocked(), 0))
+    assert made.blocked == ""
+
+
 # -- the end ---------------------------------------------------------------------------------------
 
 

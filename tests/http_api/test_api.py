@@ -446,6 +446,13 @@ async def test_checks_fail_with_503_and_a_reason(made: Api) -> None:
         assert found["reason"]
 
 
+async def test_consumers_are_served_during_an_alarm_that_only_blocks_publishers(made: Api) -> None:
+    made.shards.shards[0].alarm = "low on disk"
+    for path in ("is-in-service", "ready-to-serve-clients"):
+        assert await made.get(f"/api/health/checks/{path}") == {"status": "ok"}
+    assert (await made.call("GET", "/api/health/checks/alarms"))[0] == 503
+
+
 async def test_a_stalled_disk_is_no_service_and_no_disk_that_is_full(made: Api) -> None:
     made.shards.shards[0].alarm = "disk does not answer"
     for path in ("alarms", "is-in-service", "ready-to-serve-clients"):

@@ -63,6 +63,7 @@ async def test_the_page_shows_every_operation_under_the_policy_of_the_page(api: 
             assert operation["description"] in words
     for name in ("x-max-length", "partitions", "binding-keys", "consumer_tag", "if-unused"):
         assert name in found.text, name
+    assert "`" not in words, "what is between backticks is shown as code"
     for link in found.links:
         if link.startswith("#"):
             assert link[1:] in found.ids
@@ -78,7 +79,7 @@ def test_names_and_texts_stay_text() -> None:
     schema: dict[str, Any] = {"type": "string", "enum": [bad], "description": bad}
     parameter = {"name": bad, "in": "query", "schema": schema}
     operation = {
-        "operationId": "x", "tags": [bad], "summary": bad, "description": bad,
+        "operationId": "x", "tags": [bad], "summary": f"{bad} `<u>`", "description": bad,
         "parameters": [parameter],
         "requestBody": {"content": {"application/json": {"schema": {"properties": {bad: schema}}}}},
         "responses": {"200": {"description": bad}},
@@ -89,7 +90,14 @@ def test_names_and_texts_stay_text() -> None:
         "components": {"schemas": {}, "responses": {"400": {"description": bad}}},
     })  # fmt: skip
     assert bad not in text
+    assert "<code>&lt;u&gt;</code>" in text
     assert "u" not in Document(text).tags
+
+
+def test_the_menu_of_the_page_leads_to_it() -> None:
+    script = page.read_files()["app.js"].body.decode()
+    assert f'API_PAGE = "..{api_page.INDEX}"' in script
+    assert "href: API_PAGE" in script
 
 
 @pytest.mark.parametrize("path", api_page.LEADING_HERE)

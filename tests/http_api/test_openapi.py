@@ -54,6 +54,37 @@ async def test_every_route_is_described_and_nothing_else(api: Api) -> None:
     assert described == {(r.method, PART.sub(r"{\1}", r.path)) for m in RESOURCES for r in m.ROUTES}
 
 
+async def test_every_operation_is_summed_up_in_a_sentence(api: Api) -> None:
+    for path, operations in (await document(api))["paths"].items():
+        for operation in operations.values():
+            summary = operation["summary"]
+            assert summary != operation["operationId"], f"{path}: the handler needs a docstring"
+            assert summary[0].isupper() and summary.endswith("."), (path, summary)
+
+
+async def test_statuses_are_described_as_calls_answer_them(made: Api) -> None:
+    paths = (await document(made))["paths"]
+
+    def successes(method: str, path: str) -> set[str]:
+        return {code for code in paths[path][method]["responses"] if code < "300"}
+
+    made_path = "/api/stream/super-streams/{vhost}/{name}"
+    assert successes("put", made_path) == {"204"}
+    assert "NAME-(N-1)" in paths[made_path]["put"]["summary"]
+    super_stream = "/api/stream/super-streams/%2F/sup"
+    assert (await made.call("PUT", super_stream, {"partitions": 1}))[0] == 204
+    assert (await made.call("PUT", super_stream, {"partitions": 1}))[0] == 400
+    assert successes("put", "/api/queues/{vhost}/{queue}") == {"201", "204"}
+    for status in (201, 204):
+        assert (await made.call("PUT", "/api/queues/%2F/described", {}))[0] == status
+    limit = "/api/vhost-limits/{vhost}/{name}"
+    assert successes("put", limit) == {"204"}
+    assert (await made.call("PUT", "/api/vhost-limits/%2F/max-queues", {"value": 90}))[0] == 204
+    assert successes("post", "/api/users/bulk-delete") == {"204"}
+    assert (await made.call("POST", "/api/users/bulk-delete", {"users": []}))[0] == 204
+    assert successes("post", "/api/bindings/{vhost}/e/{source}/{kind}/{destination}") == {"201"}
+
+
 @pytest.mark.row("G1.1", "G1.2", "G1.3", "G1.4", "G1.5", "G1.6", "G1.7")
 async def test_all_paths_that_other_brokers_share_are_there(api: Api) -> None:
     there = {PART.sub(":", path.removeprefix("/api/")) for path in (await document(api))["paths"]}

@@ -64,6 +64,28 @@ async def test_what_is_no_such_setting_or_value_asks_nothing(
     assert (found, asked) == (status, []) and said["reason"]
 
 
+@pytest.mark.parametrize("alarm", ["low on disk", LOW_ON_MEMORY])
+async def test_what_would_publish_is_refused_at_once_while_publishers_are_blocked(
+    api: Api, alarm: str
+) -> None:
+    for queue in ("a", "b"):
+        await api.call("PUT", f"/api/queues/%2F/{queue}", {})
+    if alarm == LOW_ON_MEMORY:
+        api.context.memory.alarm = alarm
+    else:
+        api.shards.shards[0].alarm = alarm
+    message = {"routing_key": "a", "properties": {}, "payload": "", "payload_encoding": "string"}
+    for path, body in (
+        ("exchanges/%2F/amq.default/publish", message),
+        ("queues/%2F/a/move", {"destination": "b"}),
+    ):
+        status, said = await api.call("POST", f"/api/{path}", body)
+        assert (status, said["error"]) == (503, "unavailable")
+        assert said["reason"] == f"publishers are blocked: {alarm}"
+    status, said = await api.call("GET", "/api/aliveness-test/%2F")
+    assert (status, said["reason"]) == (503, f"publishers are blocked: {alarm}")
+
+
 async def test_the_answer_to_a_wrong_value_says_what_it_must_be(api: Api) -> None:
     _, said = await api.call("PUT", "/api/settings/memory.high_watermark", {"value": 2})
     assert said["reason"] == "value must be a part of the memory, 0 to 1"

@@ -6,6 +6,7 @@ plugins for streams, federation, shovels, tracing and top.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from shardmq.broker.controller.management.app import RESOURCES
 from shardmq.broker.controller.management.resources.super_streams import PARTITIONS_MAX
 from shardmq.broker.controller.management.responses.openapi import PART
-from shardmq.broker.shared.control import Answer, Bind, QueueDeclare
+from shardmq.broker.controller.stored.definitions import LOG_NAME
+from shardmq.broker.controller.stored.room import GrowingLog
 from shardmq.shardd.wire import messages as wire
 from tests.http_api.conftest import CONNECTION, Api
 from tests.http_api.test_api import NAME, make
@@ -196,29 +198,46 @@ async def test_a_super_stream_that_cannot_be_is_not_made(
     assert await made.get("/api/definitions") == before
 
 
-@pytest.mark.parametrize("refused", [(QueueDeclare, "sup-2"), (Bind, "sup-1")])
-async def test_a_super_stream_is_made_whole_or_not_at_all(
-    made: Api, refused: tuple[type, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_super_stream_is_made_whole_or_not_at_all(made: Api) -> None:
     assert (await put_stream(made, "taken-1"))[0] == 201
+    limit = {"value": len(await made.get("/api/queues")) + 2}
+    assert (await made.call("PUT", "/api/vhost-limits/%2F/max-queues", limit))[0] == 204
     before = await made.get("/api/definitions")
     path = "/api/stream/super-streams/%2F/"
     status, found = await made.call("PUT", f"{path}taken", {"partitions": 3})
     assert (status, found["reason"]) == (400, "there is already a queue named taken-1")
+    assert (await made.call("PUT", f"{path}sup", {"partitions": 3}))[0] == 400
+    assert (await made.call("PUT", f"{path}amq.sup", {"partitions": 1}))[0] == 401
+    assert await made.get("/api/definitions") == before
+    assert await made.call("PUT", f"{path}sup", {"partitions": 2}) == (204, "")
+
+
+async def test_no_crash_can_come_between_two_parts_of_a_super_stream(
+    made: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
     ask = made.authority.ask
 
-    async def refusing(request: Any) -> Any:
-        kind, name = refused
-        if isinstance(request, kind) and name in (
-            getattr(request, "name", ""),
-            getattr(request, "destination", ""),
-        ):
-            return Answer(0, code=406, text="no")
+    async def counting(request: Any) -> Any:
+        asked.append(request)
         return await ask(request)
 
-    monkeypatch.setattr(made.authority, "ask", refusing)
-    assert (await made.call("PUT", f"{path}sup", {"partitions": 3}))[0] == 400
-    assert await made.get("/api/definitions") == before
+    log = Path(made.context.config.data_dir) / LOG_NAME
+    appended: list[bytes] = []
+    append = GrowingLog.append
+
+    def appending(self: GrowingLog, data: bytes) -> None:
+        appended.append(data)
+        append(self, data)
+
+    monkeypatch.setattr(made.authority, "ask", counting)
+    monkeypatch.setattr(GrowingLog, "append", appending)
+    path = "/api/stream/super-streams/%2F/sup"
+    assert await made.call("PUT", path, {"partitions": 400}) == (204, "")
+    assert len(asked) == len(appended) == 1, "a kill -9 finds all in the log, or nothing"
+    assert appended[0] in log.read_bytes()
+    churn = made.authority.queue_churn()
+    assert churn["queues_declared"] >= churn["queues_created"] >= 400
 
 
 async def test_a_user_needs_the_rights_of_each_step(made: Api) -> None:

@@ -130,6 +130,34 @@ async def test_a_publish_that_is_nacked_is_rejected() -> None:
         await made.publish("x", "k", {}, b"")
 
 
+async def test_a_publish_that_is_confirmed_while_publishers_are_blocked_is_done() -> None:
+    blocked = said(commands.Connection.Blocked("low on disk"))
+
+    def answer(heard: base.Frame) -> bytes | None:
+        if isinstance(heard, BASIC.Publish):
+            return blocked + said(BASIC.Ack(1))
+        return b"" if isinstance(heard, commands.Channel.Close) else None  # it is not read
+
+    made, _ = await session(answer)
+    async with asyncio.timeout(5):
+        assert await made.publish("x", "k", {}, b"hello")
+        assert made.blocked == "low on disk"
+        await made.close()
+
+
+async def test_an_alarm_that_comes_before_the_close_is_answered_does_not_hold_it_up() -> None:
+    def answer(heard: base.Frame) -> bytes | None:
+        if isinstance(heard, BASIC.Publish):
+            return said(BASIC.Ack(1))
+        is_close = isinstance(heard, commands.Channel.Close)
+        return said(commands.Connection.Blocked("low on disk")) if is_close else None
+
+    made, _ = await session(answer)
+    async with asyncio.timeout(5):
+        assert await made.publish("x", "k", {}, b"hello")
+        await made.close()
+
+
 @pytest.mark.parametrize(
     "requeue, reject, last",
     [

@@ -14,9 +14,12 @@ from shardmq.broker.controller.management.metrics.detailed_query import (
     REGEX_CHARS_MAX,
     REGEX_MEM_BYTES_MAX,
     TOP_MAX,
+    Selection,
 )
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
+from shardmq.broker.controller.management.metrics.stats import reader_key
 from shardmq.broker.controller.management.responses import matching
+from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.model import patterns
 from shardmq.shardd.wire import messages as wire
 from tests.http_api import conftest
@@ -27,6 +30,8 @@ api = conftest.api
 
 READY = "rabbitmq_detailed_queue_messages_ready"
 PATH = "/metrics/detailed?family=queue_coarse_metrics"
+PUBLISHED = "/metrics/detailed?family=channel_queue_exchange_metrics"
+STREAM = {"arguments": {"x-queue-type": "stream"}}
 # Each takes 0.3 to 3 ms for a name of 237 characters, if it may have much memory.
 SLOW = ["(.{1,60}){4}b", "(a?){60}a{60}b", "[^x]{1,200}b"]
 NAMES = [f"{kind}.{number}" for kind in ("order", "mail") for number in range(5)]
@@ -139,6 +144,44 @@ async def test_families_that_only_other_brokers_have_are_no_mistake(made: Api) -
     assert not FAMILIES.keys() & {*FAMILIES_ELSEWHERE}, "take it out, it is here now"
     found = await scrape(made, f"/metrics/detailed?family={'&family='.join(FAMILIES_ELSEWHERE)}")
     assert found.keys() == {"rabbitmq_identity_info", "rabbitmq_build_info"}
+
+
+@pytest.mark.row("M1.12")
+async def test_families_hold_the_metrics_that_rabbitmq_has_in_them(made: Api) -> None:
+    context = made.context
+    made.login = ("guest", "guest")
+    assert (await made.call("PUT", "/api/queues/%2F/s", STREAM))[0] == 201
+    made.login = None
+    stream = context.catalog.vhosts["/"].queues["s"]
+    stats = await context.stats.now()
+    stats.clients.exchanges["/", ""] = (7, 6)
+    stats.clients.exchanges["/", "deleted"] = (5, 5)
+    stats.streams[stream.id] = wire.StreamStats(stream.id, 2, 12, 1, 100)
+    for number, offset in enumerate((9, 4, 11)):
+        reader = wire.ReaderStats(stream.id, 0, number, 1, "tag", offset)
+        stats.readers[reader_key(reader)] = reader
+    selected = Selection(("exchange_metrics", "stream_consumer_metrics"))
+    parts = object_metrics.lines(context, stats, selected, object_metrics.DETAILED, SlicedWork())
+    text = b"".join([part async for part in parts]).decode()
+    assert [line for line in text.splitlines() if not line.startswith("#")] == [
+        'rabbitmq_detailed_exchange_messages_published_total{vhost="/",exchange=""} 7.0',
+        'rabbitmq_detailed_stream_consumer_max_offset_lag{vhost="/",queue="s"} 8.0',
+    ]
+    found = await scrape(made, f"{PUBLISHED}&queue=order.1")
+    labels = {"queue_vhost": "/", "queue": "order.1"}
+    assert found["rabbitmq_detailed_queue_messages_published_total"] == [(labels, 5.0)]
+    found = await scrape(made, "/metrics/detailed?family=queue_metrics&queue=order.1")
+    assert found["rabbitmq_detailed_queue_consumers"]
+
+
+async def test_a_metric_of_two_families_comes_once(made: Api) -> None:
+    path = f"{PUBLISHED}&family=queue_metrics&family=queue_consumer_count"
+    _, text = await made.call("GET", path)
+    types = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    _, text = await made.call("GET", "/metrics/per-object")
+    types = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
 
 
 def test_no_pattern_takes_long_for_a_name() -> None:

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shardmq.broker.controller.management.metrics import object_metrics, shard_numbers
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
+from shardmq.shardd.wire import messages as wire
 from tests.http_api import conftest
 from tests.http_api.conftest import CONNECTION, Api
 from tests.http_api.test_api import make
@@ -94,6 +95,16 @@ async def test_the_overview_dashboard_finds_its_metrics(made: Api) -> None:
     assert ({"process": "shard-0", "shard": "0"}, 2.0) in found["shardmq_restarts_total"]
 
 
+async def test_messages_in_streams_can_be_told_from_those_that_wait_for_a_consumer(
+    made: Api,
+) -> None:
+    queue = made.context.catalog.vhosts["/"].queues["q"]
+    made.shards.streams = [wire.StreamStats(queue.id, 0, 3, 1, 0)]
+    found = await scrape(made, "/metrics")
+    assert found["shardmq_stream_messages"] == [({}, 3.0)]
+    assert found["rabbitmq_queue_messages_ready"] == [({}, 6.0)]
+
+
 @pytest.mark.row("M1.8")
 async def test_how_large_messages_are_has_fixed_classes(made: Api) -> None:
     found = await scrape(made, "/metrics")
@@ -134,9 +145,10 @@ async def test_each_object_has_what_the_sums_are_made_of(
     assert found["rabbitmq_connection_channels"] == [
         ({"vhost": "/", "connection": CONNECTION}, 1.0)
     ]
-    assert found["rabbitmq_channel_prefetch"] == [
-        ({"vhost": "/", "channel": f"{CONNECTION} (1)"}, 10.0)
-    ]
+    channel = {"vhost": "/", "channel": f"{CONNECTION} (1)"}
+    assert found["rabbitmq_consumer_prefetch"] == [(channel, 10.0)]
+    for name in ("channel_prefetch", "channel_prefetch_global"):  # the second name until 0.2
+        assert found[f"rabbitmq_{name}"] == [(channel, 0.0)], "no limit of all consumers together"
 
 
 @pytest.mark.row("M1.12")
@@ -178,7 +190,8 @@ async def test_every_family_is_text_prometheus_reads_whatever_the_names(
         )
     found = await scrape(made, f"/metrics/detailed?family={family}")
     shown: list[Any] = [labels for samples in found.values() for labels, _ in samples]
-    if "group" in FAMILIES[family].labels:  # of those there are none
+    if family in ("stream_group_metrics", "stream_consumer_metrics", "exchange_metrics"):
+        # nobody reads a stream or publishes here
         assert len(found) == 2
         return
     if "queue" in FAMILIES[family].labels:
@@ -219,7 +232,7 @@ def test_the_dashboard_asks_only_for_what_a_broker_has(tmp_path: Path) -> None:
         if name.startswith(shard_numbers.PREFIX)
     } == {
         *(f"{name}_total" for name in shard_numbers.COUNTERS),
-        *shard_numbers.RENAMED,
+        *shard_numbers.COUNTERS,
         *shard_numbers.GAUGES,
         "alarm",
         "warnings",
@@ -236,7 +249,7 @@ OLD_NAMES = [f"shardmq_shard_{name}" for name in (
 
 
 async def test_counters_of_shards_have_their_old_names_for_one_version(made: Api) -> None:
-    assert [shard_numbers.PREFIX + name for name in shard_numbers.RENAMED] == OLD_NAMES
+    assert [shard_numbers.PREFIX + name for name in shard_numbers.COUNTERS] == OLD_NAMES
     made.shards.process = {
         0: dict.fromkeys(shard_numbers.COUNTERS, 3.0) | {"segments": 4.0},
         1: {"segments": 5.0, "later": 6.0},

@@ -111,6 +111,32 @@ def test_the_disk_limit_can_be_raised_over_what_is_free(operated: Operated) -> N
     assert "2GiB" in operated.ctl("set_disk_free_limit", "much", status=64)
 
 
+def test_nothing_that_publishes_hangs_while_publishers_are_blocked(operated: Operated) -> None:
+    told = "publishers are blocked: low on disk"
+    message = {
+        "routing_key": "held",
+        "properties": {},
+        "payload": "h",
+        "payload_encoding": "string",
+    }
+    operated.ctl("create_queue", "held")
+    alarms = operated.log_path.read_text().count("alarm: low on disk") + 1
+    operated.ctl("set_disk_free_limit", "900TB")
+    operated.says("alarm: low on disk", alarms)
+    try:
+        assert told in operated.ctl("publish", "held", "x")  # the broker takes one and confirms it
+        assert told in operated.ctl("publish", "held", "x", "--count", "5000", status=70)
+        assert "were blocked: low on disk" in operated.ctl("perf", "--time", "0.5", "--quiet")
+        refused = Api(operated).refused("POST", "exchanges/%2F/amq.default/publish", message)
+        assert refused == (503, told)
+    finally:
+        operated.ctl("set_disk_free_limit", "1MB")
+    wait_until(lambda: "low on disk" not in operated.ctl("diagnostics", "alarms"), "its end")
+    bodies = operated.ctl("get", "held", "--count", "9999").split()
+    assert 1 < len(bodies) < 5001 and set(bodies) == {"x"}
+    operated.ctl("delete_queue", "held")
+
+
 @pytest.mark.row("N12")
 def test_behind_a_balancer_clients_have_their_own_addresses(operated: Operated) -> None:
     operated.set('[listen]\nproxy_protocol_from = ["127.0.0.0/8"]')

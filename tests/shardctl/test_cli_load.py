@@ -10,6 +10,7 @@ from pamqp import base, body, commands, frame, header
 
 from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Received
+from shardmq.supervisor.cli import perf
 from shardmq.supervisor.cli.amqp import FRAME_BYTES_MAX, Connection, Counts, Lost
 
 BASIC = commands.Basic
@@ -56,7 +57,10 @@ async def test_a_connection_says_who_it_is_and_can_hear_of_a_wrong_password() ->
     start_ok: Any = frame.unmarshal(writer.data[8:])[2]
     assert start_ok.response == "\0guest\0secret"
     assert start_ok.client_properties["product"] == "shardctl"
-    assert start_ok.client_properties["capabilities"] == {"authentication_failure_close": True}
+    assert start_ok.client_properties["capabilities"] == {
+        "authentication_failure_close": True,
+        "connection.blocked": True,
+    }
 
 
 async def test_messages_behind_an_answer_are_counted_too() -> None:
@@ -76,6 +80,27 @@ async def test_confirms_are_counted_up_to_the_highest_tag() -> None:
     reader.feed_data(frames(commands.Confirm.SelectOk(), *acks))
     assert await made.take() == 0
     assert (made.confirmed, made._counts.confirmed, made._counts.refused) == (9, 8, 1)
+
+
+class Stuck(Written):
+    """A writer to a broker that reads nothing."""
+
+    async def drain(self) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("confirm", [0, 1])
+async def test_a_load_ends_in_time_and_knows_the_alarm_that_blocks_its_publisher(
+    confirm: int,
+) -> None:
+    made, reader, _ = await opened()
+    made.writer = cast(asyncio.StreamWriter, Stuck())
+    load = perf.Load(1, 0, 16, ["q"], False, confirm, 0, False, 0, seconds=0.05)
+    reader.feed_data(frame.marshal(commands.Connection.Blocked("low on disk"), 0))
+    async with asyncio.timeout(5):
+        assert await perf._play([made], [], load, made._counts) < 5
+    assert made._counts.blocked == "low on disk"
+    assert made._counts.published
 
 
 @pytest.mark.parametrize(

@@ -392,6 +392,7 @@ async def test_settings_that_are_wrong_at_a_reload_change_nothing_and_are_said(
     assert "the settings stay as they were: log_level: too much" in caplog.text
     assert broker.supervisor.settings.log_level == "info"
     assert await broker.stop() == 0
+    assert not any("reloaded" in line for line in broker.journal())  # no child read its files
 
 
 async def test_a_setting_can_be_set_until_the_next_start_and_only_some(

@@ -271,6 +271,8 @@ def test_who_may_see_less_is_shown_less(visit: Visit, broker: RealBroker) -> Non
     titled(page, "Overview")
     menu = page.get_by_role("navigation", name="Main")
     expect(menu.get_by_role("link", name="Queues")).to_be_visible()
+    description = menu.get_by_role("link", name="HTTP API")
+    expect(description).to_have_attribute("href", "../api/index.html")
     for name in ("Shards", "Users", "Logs", "Definitions"):
         expect(menu.get_by_role("link", name=name)).to_have_count(0)
 

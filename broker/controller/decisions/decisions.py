@@ -15,6 +15,7 @@ from shardmq.broker.controller.decisions import (
     exchanges,
     queues,
     stream_exchanges,
+    super_streams,
 )
 from shardmq.broker.controller.decisions.decision import Decision, Inputs
 from shardmq.broker.controller.decisions.hidden_queues import with_hidden_queues_gone
@@ -27,6 +28,7 @@ from shardmq.broker.controller.requests import (
     Removal,
     Restore,
     Settled,
+    SuperStreamDeclare,
 )
 from shardmq.broker.model import tables
 from shardmq.broker.model.catalog import Catalog
@@ -68,6 +70,7 @@ _DECIDE: Final[dict[type, Callable[[Inputs, Any, str], Decision]]] = {
     Bind: bindings.bind,
     BindMany: bindings.bind_many,
     Unbind: bindings.unbind,
+    SuperStreamDeclare: super_streams.declare,
     Restore: stream_exchanges.restore,
     CutOff: stream_exchanges.cut_off,
     Closed: stream_exchanges.closed,

@@ -6,6 +6,7 @@ policy of the page at /ui/, whose sheets it uses.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Any, Final
@@ -48,6 +49,7 @@ curl -u guest:guest -X PUT localhost:15672/api/queues/%2F/orders -d '{"durable":
 <code>sort</code>, <code>sort_reverse</code> and <code>columns</code>. A call that is refused
 has the status 4xx and a body with <code>error</code> and <code>reason</code>:</p>
 """
+BACKTICKS: Final = re.compile(r"`([^`]+)`")
 Schema = dict[str, Any]
 
 
@@ -73,13 +75,13 @@ def html(description: Schema) -> str:
     head = HEAD.format(
         title=escape(info["title"]),
         version=escape(info["version"]),
-        about=escape(info["description"]),
+        about=_prose(info["description"]),
     )
     tags = sorted(by_tag)
     parts = [head, INTRODUCTION]
     errors = description["components"]["responses"]
     parts += _table("Statuses", ("status", "meaning"), (
-        (code, escape(error["description"])) for code, error in errors.items()
+        (code, _prose(error["description"])) for code, error in errors.items()
     ))  # fmt: skip
     parts.append('<nav aria-label="Subjects"><h2>Subjects</h2><ul>')
     parts += (f'<li><a href="#{quote(tag)}">{escape(tag)}</a></li>' for tag in tags)
@@ -96,9 +98,9 @@ def html(description: Schema) -> str:
 def _operation(method: str, path: str, operation: Schema, schemas: Schema) -> Iterator[str]:
     yield (
         f'<details><summary><b class="method">{method.upper()}</b> <code>{escape(path)}</code> '
-        f"<span>{escape(_summary(operation))}</span></summary>"
+        f"<span>{_prose(_summary(operation))}</span></summary>"
     )
-    yield f"<p>{escape(operation['description'])}</p>"
+    yield f"<p>{_prose(operation['description'])}</p>"
     yield from _table("Parameters", ("name", "in", "values"), (
         (f"<code>{escape(one['name'])}</code>", one["in"], _values(one["schema"], schemas))
         for one in operation["parameters"]
@@ -108,10 +110,15 @@ def _operation(method: str, path: str, operation: Schema, schemas: Schema) -> It
         yield from _fields("Body", body["content"]["application/json"]["schema"], schemas)
     for code, answer in operation["responses"].items():
         if "$ref" not in answer:
-            yield f"<p><b>{code}</b>: {escape(answer['description'])}</p>"
+            yield f"<p><b>{code}</b>: {_prose(answer['description'])}</p>"
             for content in answer.get("content", {}).values():
                 yield from _fields(f"Fields of {code}", content.get("schema", {}), schemas)
     yield "</details>"
+
+
+def _prose(text: str) -> str:
+    """Return a sentence as HTML; what is between backticks is code."""
+    return BACKTICKS.sub(r"<code>\1</code>", escape(text))
 
 
 def _summary(operation: Schema) -> str:
@@ -155,7 +162,7 @@ def _values(schema: Schema, schemas: Schema) -> str:
              if key in schema]  # fmt: skip
     text = escape(" ".join(word for word in said if word))
     if about := schema.get("description"):
-        text += f"{': ' if text else ''}{escape(about)}"
+        text += f"{': ' if text else ''}{_prose(about)}"
     nested = schema.get("properties", {})
     if nested:
         text += "<ul>"

@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 FILES: Final = Path(__file__).parent.parent / "web"
 BASE: Final = "/ui/"
 WELCOME: Final = (
-    f"shardmq: the page is at {BASE}, the HTTP API is described at /api/index.html, "
+    f"shardmq: the page is at {BASE}, the HTTP API begins at /api/overview (see /api/index.html), "
     "metrics are at /metrics; at the command line use shardctl.\n"
 )
 INDEX: Final = "index.html"

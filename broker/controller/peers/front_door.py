@@ -38,6 +38,9 @@ MOVE_S_MAX = 15.0  # ... which takes no longer; the next one goes on
 MOVE_AT_ONCE_MAX = 100  # taken from one queue and not yet confirmed by the other ...
 MOVE_BYTES_MAX = 16 << 20  # ... and of bodies no more than these and one message
 
+# With this capability the front door says that it blocks publishers, and why.
+CAPABILITIES = encode_table({"capabilities": {"connection.blocked": True}})
+
 PRODUCER_ID = "x-producer-id"
 KEPT_BACK = f"a message with {PRODUCER_ID} stays: the other queue might take it for a repeated one"
 
@@ -95,7 +98,7 @@ async def opened(path: str, user: str, vhost: str) -> AsyncIterator[Session]:
         reader, writer = await asyncio.open_unix_connection(path, limit=READ_BYTES)
     except OSError as error:
         raise Unavailable(f"front door: {error}") from None
-    session = Session(reader, writer, Client(vhost, "EXTERNAL", user))
+    session = Session(reader, writer, Client(vhost, "EXTERNAL", user, properties=CAPABILITIES))
     try:
         async with asyncio.timeout(HANDSHAKE_S_MAX):
             await session.expect(amqp_client.Opened())
@@ -103,6 +106,10 @@ async def opened(path: str, user: str, vhost: str) -> AsyncIterator[Session]:
             yield session
             await session.close()
     except TimeoutError:
+        if blocked := session.blocked:
+            raise Unavailable(
+                f"publishers are blocked: {blocked}; what was published may be stored"
+            ) from None
         raise Unavailable("front door: no answer in time") from None
     except (OSError, EOFError):
         raise Unavailable("front door: the connection was lost") from None
@@ -122,10 +129,23 @@ class Session:
         self._reader, self._writer, self._client = reader, writer, client
         self._events: deque[Event] = deque()  # received and not yet looked at
 
+    @property
+    def blocked(self) -> str:
+        """The alarm for which the front door reads nothing of the session, or ""."""
+        return self._client.blocked
+
     async def close(self) -> None:
-        """Return when all that was said before is done."""
+        """Return when all that was said before is done.
+
+        A front door that blocks the session would answer after the alarm, so that nothing is waited
+        for then. Each publish has been answered by its confirm.
+        """
         self._client.close()
-        await self.expect(amqp_client.Received(amqp_client.CHANNEL_CLOSE_OK))
+        while not self.blocked:
+            if not self._events:
+                await self._read()
+            elif await self._next() == amqp_client.Received(amqp_client.CHANNEL_CLOSE_OK):
+                return
 
     async def publish(self, exchange: str, key: str, given: dict[str, Any], body: bytes) -> bool:
         """Publish a message and return whether it is in at least one queue.
@@ -296,18 +316,22 @@ class Session:
     async def _next(self) -> Event:
         """Return the next event; while there is none, send what is queued and read."""
         while not self._events:
-            self._flush()
-            await self._writer.drain()
-            data = await self._reader.read(READ_BYTES)
-            if not data:
-                raise EOFError
-            self._events.extend(self._client.receive_data(data))
+            await self._read()
         match event := self._events.popleft():
             case Closed(code, text, opened):
                 raise Refused(code, text, opened)
             case Broken(why):
                 raise Unavailable(f"front door: {why}")
         return event
+
+    async def _read(self) -> None:
+        """Send what is queued, and take in what the front door says next."""
+        self._flush()
+        await self._writer.drain()
+        data = await self._reader.read(READ_BYTES)
+        if not data:
+            raise EOFError
+        self._events.extend(self._client.receive_data(data))
 
     def _flush(self) -> None:
         self._writer.write(self._client.data_to_send())

@@ -52,6 +52,7 @@ const MENU = [
 ];
 
 const THEMES = { auto: "System", light: "Light", dark: "Dark" };
+const API_PAGE = "../api/index.html";
 const root = document.getElementById("app");
 let page = null;
 
@@ -59,7 +60,7 @@ function frame() {
   const menu = h("nav", { id: "menu", "aria-label": "Main" }, MENU.map(([title, rows]) => {
     const seen = rows.filter(([, , tag]) => api.has(tag));
     return seen.length ? h("div", { class: "group" }, h("h2", null, title), h("ul", null, seen.map(([name, label]) => h("li", null, h("a", { href: to(...(name ? [name] : [])), data: { name } }, label))))) : null;
-  }));
+  }), h("div", { class: "group" }, h("h2", null, "Help"), h("ul", null, h("li", null, h("a", { href: API_PAGE }, "HTTP API")))));
   const opener = h("button", { type: "button", class: "opener", "aria-expanded": "false", "aria-controls": "menu" }, "Menu");
   opener.addEventListener("click", () => openMenu(opener, menu, opener.getAttribute("aria-expanded") !== "true"));
   menu.addEventListener("click", ({ target }) => target.closest("a") && openMenu(opener, menu, false));

@@ -28,9 +28,8 @@ MANY: Final = ("family", "vhost")
 ONCE: Final = ("queue", "top", "prefix")
 # Families of RabbitMQ and LavinMQ. Those that are not among ours have no series here.
 FAMILIES_ELSEWHERE: Final = (
-    "auth_attempt_detailed_metrics", "channel_process_metrics", "channel_queue_exchange_metrics",
-    "exchange_metrics", "queue_exchange_metrics", "ra_metrics", "stream_consumer_metrics",
-    "vhost_message_stats",
+    "auth_attempt_detailed_metrics", "channel_process_metrics", "queue_exchange_metrics",
+    "ra_metrics", "vhost_message_stats",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from shardmq.broker.controller.management.metrics.message_stats import (
     CHANNEL_COUNTERS,
     QUEUE_COUNTERS,
 )
-from shardmq.broker.controller.management.metrics.stats import Stats, behind, details
+from shardmq.broker.controller.management.metrics.stats import Stats, behind, details, lag
 from shardmq.broker.controller.management.resources import login_attempts, processes
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
@@ -83,17 +83,21 @@ async def lines(
     ]
     pattern = selected.pattern()
     search = BoundedSearch(pattern, "queue") if pattern is not None else None
-    of_objects: Objects | None = None
+    made_of: tuple[Objects, tuple[str, ...]] | None = None
     blocks: list[_Block] = []
+    written: set[str] = set()
     for family in map(FAMILIES.__getitem__, selected.families):
-        # Families with the same objects have the same labels: a block is used again.
-        if family.objects is not of_objects:
-            of_objects, blocks = family.objects, []
-            rows = iter(of_objects(context, stats, vhosts))
+        # A block is used again for families with the same objects and labels.
+        if (family.objects, family.labels) != made_of:
+            made_of, blocks = (family.objects, family.labels), []
+            rows = iter(family.objects(context, stats, vhosts))
             async for part in _picked(family, rows, selected.top, search, work):
                 blocks.append(_block(family.labels, part))
         for name, (text, value) in family.metrics.items():
             full = f"{selected.prefix}_{family.section or section}{name}"
+            if full in written:  # Prometheus refuses a metric that comes twice
+                continue
+            written.add(full)
             kind = "counter" if full.endswith("_total") else "gauge"
             read = family.read(value) if isinstance(value, str) else value
             parts = [f"# HELP {full} {text}\n# TYPE {full} {kind}\n".encode()]
@@ -168,9 +172,20 @@ def _stream_groups(context: Context, stats: Stats, vhosts: list[Vhost]) -> Itera
     for vhost in vhosts:
         for queue in list(vhost.queues.values()):
             stream = stats.streams.get(queue.id)
-            for name, offset in stream.positions.items() if stream is not None else ():
-                # `stream` is not None here.
-                yield (vhost.name, queue.name, name), behind(stream, offset)  # type: ignore[arg-type]
+            if stream is not None:
+                for name, offset in stream.positions.items():
+                    yield (vhost.name, queue.name, name), behind(stream, offset)
+
+
+def _stream_lags(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
+    """Yield the lag of the slowest consumer of each stream that has consumers."""
+    worst: dict[int, int] = {}
+    for reader in stats.readers.values():
+        worst[reader.queue] = max(worst.get(reader.queue, 0), lag(stats, reader))
+    for vhost in vhosts:
+        for queue in list(vhost.queues.values()):
+            if queue.id in worst:
+                yield (vhost.name, queue.name), worst[queue.id]
 
 
 def _exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
@@ -180,6 +195,14 @@ def _exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[
                 (vhost.name, exchange.name, exchange.type),
                 len(vhost.bindings_from(exchange.name)),
             )
+
+
+def _published_exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
+    """Yield how many messages were published to each exchange that has seen any."""
+    by_vhost = {vhost.name: vhost for vhost in vhosts}
+    for (name, exchange), (published, _) in stats.clients.exchanges.items():
+        if name in by_vhost and exchange in by_vhost[name].exchanges:
+            yield (name, exchange), published
 
 
 def _connections(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
@@ -241,6 +264,11 @@ def _known(name: str) -> Read:
     return lambda values: values.get(name, math.nan)
 
 
+# Metrics that are in two families.
+_QUEUE_CONSUMERS: Final[Metrics] = {"queue_consumers": ("Consumers of a queue", "consumers")}
+_QUEUE_PUBLISHED: Final[Metrics] = {
+    "queue_messages_published_total": ("Messages put into a queue", "published")
+}
 # Families of metrics, by kind of object.
 _QUEUES: Final[Mapping[str, Metrics]] = {
     "queue_coarse_metrics": {
@@ -248,25 +276,26 @@ _QUEUES: Final[Mapping[str, Metrics]] = {
         "queue_messages_unacked": ("Messages delivered and not acknowledged", "unacked"),
         "queue_messages": ("Messages ready and unacknowledged", lambda q: q.ready + q.unacked),
     },
-    "queue_consumer_count": {"queue_consumers": ("Consumers", "consumers")},
+    "queue_consumer_count": _QUEUE_CONSUMERS,
     "queue_metrics": {
+        **_QUEUE_CONSUMERS,
         "queue_messages_bytes": (
-            "Bytes of its messages",
+            "Bytes of messages ready and unacknowledged",
             lambda q: q.ready_bytes + q.unacked_bytes,
         ),
-        "queue_messages_ready_bytes": ("Bytes of those ready", "ready_bytes"),
-        "queue_messages_unacked_bytes": ("Bytes of those unacknowledged", "unacked_bytes"),
-        "queue_messages_published_total": ("Messages that came", "published"),
+        "queue_messages_ready_bytes": ("Bytes of messages ready", "ready_bytes"),
+        "queue_messages_unacked_bytes": ("Bytes of messages unacknowledged", "unacked_bytes"),
+        **_QUEUE_PUBLISHED,  # in RabbitMQ only in channel_queue_exchange_metrics
         "queue_messages_persistent": (
             "Persistent messages; NaN where many messages are and many are not",
             lambda q: _number(q.persistent),
         ),
         "queue_messages_persistent_bytes": (
-            "Bytes of those persistent",
+            "Bytes of persistent messages; NaN likewise",
             lambda q: _number(q.persistent_bytes),
         ),
         "queue_messages_ram": ("Messages kept in memory alone", lambda q: 0),
-        "queue_messages_ram_bytes": ("Bytes of those kept in memory alone", lambda q: 0),
+        "queue_messages_ram_bytes": ("Bytes of messages kept in memory alone", lambda q: 0),
         "queue_head_message_timestamp": (
             "Timestamp of the first message; NaN without one",
             lambda q: _number(q.head_timestamp),
@@ -279,7 +308,7 @@ _QUEUES: Final[Mapping[str, Metrics]] = {
             "Share of time in which consumers could take each message at once",
             "utilisation",
         ),
-        "queue_consumer_capacity": ("The same", "utilisation"),
+        "queue_consumer_capacity": ("The same as queue_consumer_utilisation", "utilisation"),
     },
     "queue_delivery_metrics": {
         f"queue_{name}_total": (text, QUEUE_COUNTERS[counter])
@@ -298,10 +327,20 @@ _QUEUES: Final[Mapping[str, Metrics]] = {
         )
     },
 }
+# RabbitMQ counts by channel, queue and exchange; here a shard counts by queue.
+_QUEUES_ALONE: Final[Mapping[str, Metrics]] = {"channel_queue_exchange_metrics": _QUEUE_PUBLISHED}
 _GROUPS: Final[Mapping[str, Metrics]] = {
     "stream_group_metrics": {
         "stream_group_offset_lag": (
-            "Messages that those reading under that name have before them",
+            "Messages of a stream that the consumers of a name have not read",
+            float,
+        ),
+    },
+}
+_READERS: Final[Mapping[str, Metrics]] = {
+    "stream_consumer_metrics": {
+        "stream_consumer_max_offset_lag": (
+            "Messages of a stream that its slowest consumer has not read",
             float,
         ),
     },
@@ -325,11 +364,15 @@ _CHANNELS: Final[Mapping[str, Metrics]] = {
         "channel_messages_unconfirmed": ("Publishes not confirmed", "messages_unconfirmed"),
         "channel_messages_uncommitted": ("Publishes not committed", "messages_uncommitted"),
         "channel_acks_uncommitted": ("Acknowledgements not committed", "acks_uncommitted"),
-        "channel_prefetch": (
-            "Limit of unacknowledged messages of new consumers",
+        "consumer_prefetch": (
+            "Limit of unacknowledged messages for each new consumer of a channel",
             "prefetch_count",
         ),
-        "channel_prefetch_global": ("Limit of all together", "global_prefetch_count"),
+        "channel_prefetch": (
+            "Limit of unacknowledged messages for all consumers of a channel together",
+            "global_prefetch_count",
+        ),
+        "channel_prefetch_global": ("Until 0.2, see channel_prefetch", "global_prefetch_count"),
     },
     "channel_exchange_metrics": {
         f"channel_messages_{name}_total": (text, CHANNEL_COUNTERS[counter])
@@ -358,11 +401,16 @@ _CHANNELS: Final[Mapping[str, Metrics]] = {
     },
 }
 _EXCHANGES: Final[Mapping[str, Metrics]] = {
-    "exchange_bindings": {"exchange_bindings": ("Bindings from it", int)},
-    "exchange_names": {"exchange_name": ("1", lambda bindings: 1)},
+    "exchange_bindings": {"exchange_bindings": ("Bindings from an exchange", int)},
+    "exchange_names": {"exchange_name": ("1 for each exchange", lambda bindings: 1)},
+}
+_PUBLISHED: Final[Mapping[str, Metrics]] = {
+    "exchange_metrics": {
+        "exchange_messages_published_total": ("Messages published to an exchange", float)
+    },
 }
 _VHOSTS: Final[Mapping[str, Metrics]] = {
-    "vhost_status": {"vhost_status": ("1: it is served", lambda name: 1)},
+    "vhost_status": {"vhost_status": ("1 for each vhost, as all are served", lambda vhost: 1)},
 }
 _NODE: Final[Mapping[str, Metrics]] = {
     family: {name: (text, name) for name, text in names.items()}
@@ -386,57 +434,86 @@ _CHURNED: Final[Mapping[str, Metrics]] = {
         for end in ends
     },
 }
-_KINDS: Final[tuple[tuple[Any, ...], ...]] = (
-    # labels, objects, how values are read, section, rank, families
-    (("vhost", "queue"), _queues, attrgetter, "", lambda q: q.ready + q.unacked, _QUEUES),
-    (("vhost", "queue", "group"), _stream_groups, attrgetter, "", float, _GROUPS),
-    (
-        ("vhost", "connection"),
-        _connections,
-        _reported,
-        "",
-        lambda report: (report.get("recv_oct") or 0) + (report.get("send_oct") or 0),
-        _CONNECTIONS,
-    ),
-    (
-        ("vhost", "channel"),
-        _channels,
-        _reported,
-        "",
-        lambda report: (report.get("published") or 0) + (report.get("delivered") or 0),
-        _CHANNELS,
-    ),
-    (("vhost", "exchange", "type"), _exchanges, attrgetter, CLUSTER, float, _EXCHANGES),
-    (
-        ("vhost",),
-        lambda _, __, vhosts: (((v.name,), v) for v in vhosts),
-        attrgetter,
-        CLUSTER,
-        lambda vhost: len(vhost.queues),
-        _VHOSTS,
-    ),
-    (
-        (),
-        lambda c, s, _: [((), node_metrics.values(c, s, processes.rows(c)))],
-        _known,
-        "",
-        None,
-        _NODE,
-    ),
-    (
-        ("protocol",),
-        lambda c, s, _: [((name,), counts) for name, counts in login_attempts.logins(c, s).items()],
-        attrgetter,
-        "",
-        None,
-        _LOGINS,
-    ),
-    ((), lambda context, stats, _: [((), churn(context, stats))], _reported, "", None, _CHURNED),
-)
+
+
+def _families(
+    by_name: Mapping[str, Metrics],
+    *,
+    labels: tuple[str, ...],
+    objects: Objects,
+    read: Callable[[str], Read] = attrgetter,
+    section: str = "",
+    rank: Read | None = None,
+) -> dict[str, Family]:
+    """Return families of the same objects, by name; the arguments are the fields of Family."""
+    return {
+        name: Family(
+            labels=labels, objects=objects, read=read, section=section, rank=rank, metrics=metrics
+        )
+        for name, metrics in by_name.items()
+    }
+
+
 FAMILIES: Final[dict[str, Family]] = {
-    name: Family(labels, objects, read, section, rank, metrics)
-    for labels, objects, read, section, rank, families in _KINDS
-    for name, metrics in families.items()
+    **_families(
+        _QUEUES, labels=("vhost", "queue"), objects=_queues, rank=lambda q: q.ready + q.unacked
+    ),
+    **_families(
+        _QUEUES_ALONE,
+        labels=("queue_vhost", "queue"),
+        objects=_queues,
+        rank=attrgetter("published"),
+    ),
+    **_families(_GROUPS, labels=("vhost", "queue", "group"), objects=_stream_groups, rank=float),
+    **_families(_READERS, labels=("vhost", "queue"), objects=_stream_lags, rank=float),
+    **_families(
+        _CONNECTIONS,
+        labels=("vhost", "connection"),
+        objects=_connections,
+        read=_reported,
+        rank=lambda report: (report.get("recv_oct") or 0) + (report.get("send_oct") or 0),
+    ),
+    **_families(
+        _CHANNELS,
+        labels=("vhost", "channel"),
+        objects=_channels,
+        read=_reported,
+        rank=lambda report: (report.get("published") or 0) + (report.get("delivered") or 0),
+    ),
+    **_families(
+        _EXCHANGES,
+        labels=("vhost", "exchange", "type"),
+        objects=_exchanges,
+        section=CLUSTER,
+        rank=float,
+    ),
+    **_families(_PUBLISHED, labels=("vhost", "exchange"), objects=_published_exchanges, rank=float),
+    **_families(
+        _VHOSTS,
+        labels=("vhost",),
+        objects=lambda _, __, vhosts: (((v.name,), v) for v in vhosts),
+        section=CLUSTER,
+        rank=lambda vhost: len(vhost.queues),
+    ),
+    **_families(
+        _NODE,
+        labels=(),
+        objects=lambda c, s, _: [((), node_metrics.values(c, s, processes.rows(c)))],
+        read=_known,
+    ),
+    **_families(
+        _LOGINS,
+        labels=("protocol",),
+        objects=lambda c, s, _: [
+            ((name,), counts) for name, counts in login_attempts.logins(c, s).items()
+        ],
+    ),
+    **_families(
+        _CHURNED,
+        labels=(),
+        objects=lambda context, stats, _: [((), churn(context, stats))],
+        read=_reported,
+    ),
 }
 PER_OBJECT_FAMILIES: Final = (
     "queue_coarse_metrics", "queue_consumer_count", "queue_metrics", "queue_delivery_metrics",

@@ -355,15 +355,18 @@ def _connections_of_front_doors(context: Context, found: Rows) -> Metric:
 
 
 def _streams(stats: Stats) -> Iterator[Metric]:
+    # These messages also count as ready, but stay when they are read.
+    kept = sum(stats.queues[id].ready for id in stats.streams if id in stats.queues)
+    yield GaugeMetricFamily("shardmq_stream_messages", "Messages in streams", value=kept)
     worst = max((lag(stats, reader) for reader in stats.readers.values()), default=0)
-    what = "Messages that the slowest consumer has before it"
+    what = "Messages of a stream that its slowest consumer has not read"
     yield GaugeMetricFamily("rabbitmq_stream_consumer_max_offset_lag", what, value=worst)
     waiting = (
         behind(stream, offset)
         for stream in stats.streams.values()
         for offset in stream.positions.values()
     )
-    what = "Messages of a stream that the slowest name under which it is read has before it"
+    what = "Messages of a stream that the consumers of the slowest name have not read"
     yield GaugeMetricFamily(
         "shardmq_stream_group_max_offset_lag", what, value=max(waiting, default=0)
     )

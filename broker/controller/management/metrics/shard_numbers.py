@@ -1,7 +1,7 @@
 """The metrics `shardmq_shard_*`: the numbers that the process of each shard tells of itself.
 
-Names of counters end in `_total`. Until version 0.2 the counters of RENAMED are also shown under
-their names of 0.1, which lack `_total`, as gauges.
+Names of counters end in `_total`. Until version 0.2 each counter is also shown under its name of
+0.1, which lacks `_total`, as a gauge.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardmq.broker.controller.management.metrics.stats import Stats
 
 PREFIX: Final = "shardmq_shard_"
 # The help of each number by its name. Counters rise from 0 on at each start of the process.
-RENAMED: Final = {
+COUNTERS: Final = {
     "appended_bytes": "Bytes of messages written to stores",
     "appended_messages": "Messages written to stores",
     "cpu_seconds": "Processor time of the process",
@@ -32,7 +32,6 @@ RENAMED: Final = {
     "syncs": "Syncs of message files",
     "written_bytes": "Bytes written to message files, with what is copied",
 }
-COUNTERS: Final = {**RENAMED}
 GAUGES: Final = {
     "buffered_bytes": "Bytes of messages not yet written to files",
     "damaged": "Damaged places found in message files that cost messages",
@@ -68,9 +67,8 @@ def metrics(stats: Stats) -> Iterator[Metric]:
     for name, values in sorted(by_name.items()):
         if name in COUNTERS:
             yield _of_shards(CounterMetricFamily, name, COUNTERS[name], values)
-        if name in RENAMED:
             yield _of_shards(GaugeMetricFamily, name, f"Until 0.2, see {name}_total", values)
-        elif name not in COUNTERS:
+        else:
             what = GAUGES.get(name, "A number of the process")
             yield _of_shards(GaugeMetricFamily, name, what, values)
 

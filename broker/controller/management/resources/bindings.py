@@ -72,11 +72,13 @@ def _listing(bindings: Iterable[BindingPut]) -> Listing:
 
 
 async def get_all(call: Call) -> Listing:
+    """List bindings, of all vhosts or of the one in the path."""
     found = [(implied(vhost, vhost.queues), list(vhost.bindings())) for vhost in call.vhosts()]
     return _listing(itertools.chain.from_iterable(itertools.chain(*both) for both in found))
 
 
 async def of_queue(call: Call) -> Listing:
+    """List the bindings to a queue."""
     vhost, name = call.vhost(), call.part("queue")
     if name not in vhost.queues or is_hidden_queue(name):
         raise not_found()
@@ -84,6 +86,7 @@ async def of_queue(call: Call) -> Listing:
 
 
 async def of_exchange(call: Call) -> Listing:
+    """List the bindings from (`source`) or to (`destination`) an exchange."""
     vhost, name = call.vhost(), exchange_name(call.part("exchange"))
     if name not in vhost.exchanges:
         raise not_found()
@@ -126,14 +129,17 @@ def _binding(call: Call) -> BindingPut:
 
 
 async def between(call: Call) -> Listing:
+    """List the bindings from an exchange to a queue (`q`) or an exchange (`e`)."""
     return _listing(_between(call))
 
 
 async def get(call: Call) -> dict[str, Any]:
+    """Show a binding by its key of properties."""
     return row(_binding(call))
 
 
 async def post(call: Call) -> web.Response:
+    """Bind a queue (`q`) or an exchange (`e`) to an exchange."""
     vhost, (source, kind, destination) = call.vhost_to_change(), _named_ends(call)
     body = await call.body(BindingBody)
     arguments = table_of(body.arguments)
@@ -149,6 +155,7 @@ async def post(call: Call) -> web.Response:
 
 
 async def delete(call: Call) -> None:
+    """Delete a binding by its key of properties."""
     vhost, b = call.vhost_to_change(), _binding(call)
     unbind = Unbind(vhost.name, b.source, b.kind, b.destination, b.routing_key, b.arguments)
     await call.ask(unbind)

@@ -82,10 +82,12 @@ def _row(
 
 
 async def get_all(call: Call) -> Listing:
+    """List channels, of all vhosts or of the one in the path."""
     return Listing(_rows(call, await call.context.stats.now()))
 
 
 async def of_connection(call: Call) -> Listing:
+    """List the channels of a connection."""
     name = call.part("connection")
     existing(call.context.presence.by_name(name))
     stats = await call.context.stats.now()
@@ -93,6 +95,7 @@ async def of_connection(call: Call) -> Listing:
 
 
 async def get(call: Call) -> dict[str, Any]:
+    """Show a channel with its consumers."""
     stats, name = await call.context.stats.now(), call.part("channel")
     found = next(_rows(call, stats, lambda info, number: channel_name(info, number) == name), None)
     if found is None:

@@ -14,10 +14,12 @@ from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 
 
 async def get_cluster_name(call: Call) -> Any:
+    """Show the name of the cluster."""
     return {"name": cluster_name(call.catalog)}
 
 
 async def put_cluster_name(call: Call) -> None:
+    """Set the name of the cluster."""
     name = with_keys(await call.json(), "name")["name"]
     if not isinstance(name, str) or not name:
         raise bad_request("name: not a string, or an empty one")
@@ -25,6 +27,7 @@ async def put_cluster_name(call: Call) -> None:
 
 
 async def version(call: Call) -> Any:
+    """Show the version of RabbitMQ whose API this is."""
     return RABBITMQ_VERSION
 
 
@@ -34,6 +37,7 @@ async def nothing(call: Call) -> Any:
 
 
 async def enable_feature(call: Call) -> None:
+    """Accept the feature `all` and do nothing: all features are always on."""
     if call.part("feature") != "all":
         raise bad_request("unsupported")
 
@@ -43,6 +47,7 @@ async def rebalance(call: Call) -> None:
 
 
 async def auth(call: Call) -> Any:
+    """Show that OAuth 2 is not in use."""
     return {"oauth_enabled": False}
 
 

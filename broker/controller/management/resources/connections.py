@@ -98,6 +98,7 @@ def _rows(call: Call, found: list[ConnectionInfo], stats: Stats) -> Iterator[dic
 
 
 async def get_all(call: Call) -> Listing:
+    """List connections: all, or those of the user or vhost in the path."""
     # The front doors answer behind what they tell of their connections, so this list is the newer.
     stats = await call.context.stats.now()
     return Listing(_rows(call, visible(call), stats), SEARCHED)
@@ -111,6 +112,7 @@ def _connection(call: Call) -> ConnectionInfo:
 
 
 async def get(call: Call) -> dict[str, Any]:
+    """Show a connection."""
     info = _connection(call)
     call.context.past.see(CONNECTION, info.owner)
     return next(_rows(call, [info], await call.context.stats.now()))
@@ -123,6 +125,7 @@ async def sessions(call: Call) -> None:
 
 
 async def delete(call: Call) -> None:
+    """Close a connection; the header `X-Reason` says why."""
     info = _connection(call)
     if info.user != call.user.name and not call.has("administrator"):
         raise not_found()
@@ -136,6 +139,7 @@ def _close(call: Call, connections: list[ConnectionInfo]) -> None:
 
 
 async def delete_of_user(call: Call) -> None:
+    """Close all connections of a user; the header `X-Reason` says why."""
     if call.part("user") != call.user.name and not call.has("administrator"):
         raise not_authorised("Not administrator user")
     _close(call, visible(call))

@@ -78,6 +78,7 @@ def _channel(info: ConnectionInfo | None, number: int) -> dict[str, Any]:
 
 
 async def get_all(call: Call) -> Listing:
+    """List consumers, of all vhosts or of the one in the path."""
     return Listing(rows(call, await call.context.stats.now(totals_only=True)), SEARCHED)
 
 

@@ -148,6 +148,7 @@ def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 async def get(call: Call) -> Document:
+    """Export definitions: all, or those of the vhost in the path."""
     if "vhost" in call.request.match_info:
         found = definitions_of(call.vhost(), call.catalog)
     else:
@@ -165,6 +166,7 @@ async def get(call: Call) -> Document:
 
 
 async def post(call: Call) -> dict[str, list[str]] | None:
+    """Import definitions, for all vhosts or for the one in the path; what exists stays."""
     # The answer holds warnings about what has no effect here.
     vhost = call.vhost().name if "vhost" in call.request.match_info else None
     progress = call.context.imports.begin(call.user.name, vhost, time.time())
@@ -227,6 +229,7 @@ async def _document(call: Call) -> bytes:
 
 
 async def imports(call: Call) -> list[dict[str, Any]]:
+    """List the imports of definitions that run or have ended, with their progress."""
     return call.context.imports.rows()
 
 

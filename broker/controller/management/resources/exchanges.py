@@ -84,11 +84,13 @@ def _exchange(call: Call) -> ExchangePut:
 
 
 async def get_all(call: Call) -> Listing:
+    """List exchanges, of all vhosts or of the one in the path."""
     found = [(vhost, exchange) for vhost in call.vhosts() for exchange in vhost.exchanges.values()]
     return Listing(await _rows(call, found))
 
 
 async def get(call: Call) -> dict[str, Any]:
+    """Show an exchange with its numbers."""
     vhost, exchange = call.vhost(), _exchange(call)
     call.context.past.see(EXCHANGE, (vhost.name, exchange.name))
     shown = next(await _rows(call, [(vhost, exchange)]))
@@ -96,6 +98,7 @@ async def get(call: Call) -> dict[str, Any]:
 
 
 async def put(call: Call) -> Any:
+    """Declare an exchange."""
     vhost, body = call.vhost_to_change(), await call.body(ExchangeBody)
     name = exchange_name(call.part("exchange"))
     existed = name in vhost.exchanges
@@ -109,6 +112,7 @@ async def put(call: Call) -> Any:
 
 
 async def delete(call: Call) -> None:
+    """Delete an exchange, if it is unused where the query says so."""
     vhost, exchange = call.vhost_to_change(), _exchange(call)
     await call.ask(ExchangeRemove(vhost.name, exchange.name, call.flag("if-unused")))
 

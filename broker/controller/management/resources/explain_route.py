@@ -28,6 +28,7 @@ class MessageBody(msgspec.Struct):
 
 
 async def route(call: Call) -> dict[str, Any]:
+    """Show to which queues a message would go and why; no message is published."""
     vhost, name = _exchange(call)
     body = await call.body(MessageBody)
     message = Message(body.routing_key, body.headers, body.properties, random.getrandbits(64))
@@ -42,6 +43,7 @@ async def route(call: Call) -> dict[str, Any]:
 
 
 async def show_ring(call: Call) -> dict[str, Any]:
+    """Show which share of the keys each queue of a hash exchange gets."""
     vhost, name = _exchange(call)
     shares = ring(table_of(vhost, name), name)
     if shares is None:

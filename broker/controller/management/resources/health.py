@@ -75,21 +75,24 @@ def why_out_of_service(context: Context) -> str | None:
 
 
 async def ok(call: Call) -> Any:
+    """Pass: tools ask for this check, which cannot fail here."""
     return OK
 
 
 async def with_data(call: Call) -> Any:
+    """Check that there is at least one vhost."""
     if not call.catalog.vhosts:
         raise Unhealthy("Metadata store has not yet been initialized: it has no virtual hosts")
     return OK
 
 
 async def of_one_node(call: Call) -> Any:
+    """Pass, as there is only one node and queues have no replicas."""
     return {**OK, "reason": "single node cluster"}
 
 
 async def quorum_queues(call: Call) -> Any:
-    """Check quorum queues. As there is one node, each of them that there is has its leader."""
+    """Check that each quorum queue has a leader, which is so: there is only one node."""
     if "vhost" in call.request.match_info:
         call.vhost()
     try:
@@ -100,6 +103,7 @@ async def quorum_queues(call: Call) -> Any:
 
 
 async def alarms(call: Call) -> Any:
+    """Check that no alarm is in effect; the answer also has warnings."""
     found: list[dict[str, Any]] = [
         {"shard": shard.number, "alarm": shard.alarm}
         for shard in call.context.shards.shards
@@ -121,6 +125,7 @@ async def alarms(call: Call) -> Any:
 
 
 async def in_service(call: Call) -> Any:
+    """Check that all shards and a front door serve clients."""
     reason = why_out_of_service(call.context)
     if reason is not None:
         raise Unhealthy(reason)
@@ -135,6 +140,7 @@ async def node(call: Call) -> Any:
 
 
 async def port_listener(call: Call) -> Any:
+    """Check that something listens at a port."""
     port = number("port", call.part("port"), most=PORT_MAX)
     if any(listener["port"] == port for listener in listeners(call.context)):
         return {**OK, "port": port}
@@ -157,6 +163,7 @@ async def protocol_listener(call: Call) -> Any:
 
 
 async def below_connection_limit(call: Call) -> Any:
+    """Check that there are fewer connections than the limit."""
     here, most = len(call.context.presence.connections()), call.context.presence.connections_max
     if most and here >= most:
         raise Unhealthy("Connection limit reached", connections=here, limit=most)
@@ -193,7 +200,7 @@ async def aliveness(call: Call) -> Any:
         raise Unhealthy(reason)
     await call.ask(QueueDeclare(vhost, ALIVENESS_QUEUE, False, False, False, {}))
     try:
-        async with session(call, vhost) as opened:
+        async with session(call, vhost, publishes=True) as opened:
             routed = await opened.publish("", ALIVENESS_QUEUE, {}, b"test_message")
             got = await opened.get(ALIVENESS_QUEUE, 1, requeue=False, reject=False)
     except (Refused, Rejected, Unavailable) as error:

@@ -50,6 +50,7 @@ async def _value(call: Call, component: str) -> Any:
 
 
 async def get_vhosts(call: Call) -> Listing:
+    """List the limits of vhosts: all, or those of the vhost in the path."""
     rows = []
     for vhost in call.vhosts():
         limits = limits_of(call.catalog.parameters.get((vhost.name, VHOST_LIMITS, VHOST_PARAMETER)))
@@ -59,11 +60,13 @@ async def get_vhosts(call: Call) -> Listing:
 
 
 async def put_vhost(call: Call) -> None:
+    """Set a limit of a vhost."""
     vhost = call.vhost().name
     await _set(call, vhost, VHOST_LIMITS, VHOST_PARAMETER, await _value(call, VHOST_LIMITS))
 
 
 async def delete_vhost(call: Call) -> None:
+    """Delete a limit of a vhost."""
     await _set(call, call.vhost().name, VHOST_LIMITS, VHOST_PARAMETER, None)
 
 
@@ -89,6 +92,7 @@ async def get_users(call: Call) -> Listing:
 
 
 async def put_user(call: Call) -> None:
+    """Set a limit of a user."""
     user = call.part("user")
     if user not in call.catalog.users:
         raise bad_request(f"no such user: {user}")
@@ -96,6 +100,7 @@ async def put_user(call: Call) -> None:
 
 
 async def delete_user(call: Call) -> None:
+    """Delete a limit of a user."""
     await _set(call, "", USER_LIMITS, _user(call), None)
 
 

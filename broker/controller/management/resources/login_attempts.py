@@ -37,6 +37,7 @@ def refused_unseen(context: Context, stats: Stats) -> dict[str, int]:
 
 
 async def get(call: Call) -> Any:
+    """Show how many logins succeeded and failed, for each protocol."""
     call.check_node()
     stats = await call.context.stats.now(totals_only=True)
     rows = []
@@ -62,6 +63,7 @@ async def forget(call: Call) -> None:
 
 
 async def sources(call: Call) -> Any:
+    """Return an empty list: logins are not counted by address and user."""
     call.check_node()
     return []
 

@@ -56,6 +56,7 @@ REFUSED_STATUS = {404: (404, "not_found"), 403: (401, "not_authorised")}
 
 
 async def publish(call: Call) -> dict[str, Any]:
+    """Publish a message to an exchange, and say whether it was routed."""
     vhost, exchange = _vhost(call), exchange_name(call.part("exchange"))
     body = with_keys(await call.json(), "routing_key", "properties", "payload", "payload_encoding")
     key, payload = body["routing_key"], payload_of(body["payload"], body["payload_encoding"])
@@ -63,7 +64,7 @@ async def publish(call: Call) -> dict[str, Any]:
         raise bad_request(f"routing_key: a string of at most {SHORT_BYTES_MAX} bytes")
     properties = properties_of(body["properties"])
     try:
-        async with session(call, vhost) as opened:
+        async with session(call, vhost, publishes=True) as opened:
             return {"routed": await opened.publish(exchange, key, properties, payload)}
     except Refused as refused:
         if not refused.opened:
@@ -76,6 +77,7 @@ async def publish(call: Call) -> dict[str, Any]:
 
 
 async def get(call: Call) -> list[dict[str, Any]]:
+    """Get messages of a queue; `ackmode` says whether they stay in the queue."""
     vhost, queue = _vhost(call), call.part("queue")
     body = with_keys(await call.json(), "ackmode", "count", "encoding")
     mode = ACK_MODES.get(str(body["ackmode"]))
@@ -157,7 +159,7 @@ async def move(call: Call) -> dict[str, int]:
         )
     count, now = min(body.count, MOVE_MESSAGES_MAX), asyncio.get_running_loop().time
     try:
-        async with _session_or_error(call, vhost) as opened:
+        async with _session_or_error(call, vhost, publishes=True) as opened:
             moved, left = await opened.move(queue, body.destination, count, now)
     except NotMoved as error:
         raise bad_request(f"{error.why}; {error.moved} messages were moved before") from None
@@ -254,11 +256,19 @@ def _vhost(call: Call) -> str:
     return vhost
 
 
-def session(call: Call, vhost: str) -> AbstractAsyncContextManager[Session]:
+def session(
+    call: Call, vhost: str, publishes: bool = False
+) -> AbstractAsyncContextManager[Session]:
     """Open a session with a front door as the user that calls.
+
+    A session that `publishes` is refused while an alarm blocks publishers: the front door would
+    take its first message and read nothing more.
 
     Raises Refused, Rejected and Unavailable, as do the methods of the session.
     """
+    alarms = {shard.alarm for shard in call.context.shards.shards if shard.ready}
+    if publishes and (blocking := sorted((alarms | {call.context.memory.alarm}) - {""})):
+        raise Unavailable(f"publishers are blocked: {' & '.join(blocking)}")
     doors = call.context.links.doors()
     if not doors:
         raise Unavailable("no front door is there")
@@ -270,10 +280,12 @@ def session(call: Call, vhost: str) -> AbstractAsyncContextManager[Session]:
 
 
 @asynccontextmanager
-async def _session_or_error(call: Call, vhost: str) -> AsyncIterator[Session]:
+async def _session_or_error(
+    call: Call, vhost: str, publishes: bool = False
+) -> AsyncIterator[Session]:
     """Do the same as `session`, and turn what the front door refuses into ApiError."""
     try:
-        async with session(call, vhost) as opened:
+        async with session(call, vhost, publishes) as opened:
             yield opened
     except Refused as refused:
         if not refused.opened:  # the connection itself was refused

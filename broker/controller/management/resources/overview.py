@@ -57,6 +57,7 @@ def listeners(context: Context) -> list[dict[str, Any]]:
 
 
 async def overview(call: Call) -> dict[str, Any]:
+    """Show the counts, rates, listeners and versions of the whole broker."""
     context, wanted = call.context, time_range.asked(call.request.query)
     stats, vhosts = await context.stats.now(totals_only=True), call.visible_vhosts()
     shown = {

@@ -43,10 +43,12 @@ def _parameter(call: Call) -> ParameterPut:
 
 
 async def get(call: Call) -> dict[str, Any]:
+    """Show a parameter."""
     return row(_parameter(call))
 
 
 async def put(call: Call) -> Any:
+    """Set a parameter."""
     vhost, component, name = call.vhost().name, call.part("component"), call.part("name")
     if component == POLICY:
         raise bad_request("policies may not be set using this method")
@@ -57,6 +59,7 @@ async def put(call: Call) -> Any:
 
 
 async def delete(call: Call) -> None:
+    """Delete a parameter."""
     gone = _parameter(call)
     if gone.component == POLICY:
         raise bad_request("policies may not be cleared using this method")
@@ -64,6 +67,7 @@ async def delete(call: Call) -> None:
 
 
 async def get_globals(call: Call) -> Listing:
+    """List global parameters."""
     return Listing(
         [global_row(put) for put in global_parameters(call.catalog, call.context.config.data_dir)]
     )
@@ -75,10 +79,12 @@ def _global(call: Call) -> ParameterPut:
 
 
 async def get_global(call: Call) -> dict[str, Any]:
+    """Show a global parameter."""
     return global_row(_global(call))
 
 
 async def put_global(call: Call) -> Any:
+    """Set a global parameter."""
     name, value = call.part("name"), with_keys(await call.json(), "value")["value"]
     existed = ("", GLOBAL, name) in call.catalog.parameters
     await call.ask(ParameterPut("", GLOBAL, name, value))

@@ -55,6 +55,7 @@ def _routes(path: str, component: str, changes_tag: str, body: str) -> list[Rout
         return existing(call.catalog.parameters.get(key))
 
     async def get_all(call: Call) -> Listing:
+        """List policies, of all vhosts or of the one in the path."""
         seen = {vhost.name for vhost in call.vhosts()}
         puts = call.catalog.parameters.values()
         return Listing(
@@ -62,9 +63,11 @@ def _routes(path: str, component: str, changes_tag: str, body: str) -> list[Rout
         )
 
     async def get(call: Call) -> dict[str, Any]:
+        """Show a policy."""
         return row(found(call))
 
     async def put(call: Call) -> Any:
+        """Set a policy."""
         vhost, name = call.vhost().name, call.part("name")
         body = with_keys(await call.json(), "pattern", "definition")
         existed = (vhost, component, name) in call.catalog.parameters
@@ -75,6 +78,7 @@ def _routes(path: str, component: str, changes_tag: str, body: str) -> list[Rout
         return put_status(existed)
 
     async def delete(call: Call) -> None:
+        """Delete a policy."""
         gone = found(call)
         await call.ask(ParameterDelete(gone.vhost, component, gone.name))
 

@@ -101,6 +101,7 @@ def rows(context: Context) -> list[dict[str, Any]]:
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
+    """List the processes of the broker, with memory, files and restarts."""
     return rows(call.context)
 
 
@@ -115,6 +116,7 @@ def warnings(numbers: dict[str, float]) -> list[str]:
 
 
 async def shards(call: Call) -> list[dict[str, Any]]:
+    """List the shards, with their state, alarms and numbers."""
     catalog, stats = call.context.catalog, await call.context.stats.of_shards()
     return [
         {
@@ -233,10 +235,12 @@ async def _node(call: Call) -> dict[str, Any]:
 
 
 async def nodes(call: Call) -> list[dict[str, Any]]:
+    """List the nodes, of which there is one."""
     return [await _node(call)]
 
 
 async def one_node(call: Call) -> dict[str, Any]:
+    """Show the node."""
     call.check_node()
     return await _node(call)
 
@@ -256,7 +260,7 @@ async def memory(call: Call) -> dict[str, Any]:
 
 
 async def relative_memory(call: Call) -> dict[str, Any]:
-    """Show how much memory each process has, in percent; at least 1 if it has any, as RabbitMQ."""
+    """Show the memory of each process in percent of all; as in RabbitMQ no figure is below 1."""
     found = (await memory(call))["memory"]
     total = found.pop("total")["rss"]
     del found["strategy"]

@@ -187,6 +187,7 @@ class _Current:
 
 
 async def get_all(call: Call) -> LazyListing[QueuePut]:
+    """List queues, of all vhosts or of the one in the path."""
     vhosts, context, wanted = call.vhosts(), call.context, time_range.asked(call.request.query)
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
@@ -227,6 +228,7 @@ async def get_all(call: Call) -> LazyListing[QueuePut]:
 
 
 async def get(call: Call) -> dict[str, Any]:
+    """Show a queue with its numbers and consumers."""
     queue = _queue(call)
     wanted = time_range.asked(call.request.query)
     call.context.past.see(QUEUE, queue.id)
@@ -264,6 +266,7 @@ def _oldest_first(call: Call, rows: list[dict[str, Any]]) -> Listing:
 
 
 async def put(call: Call) -> Any:
+    """Declare a queue."""
     vhost, name, body = call.vhost_to_change(), call.part("queue"), await call.body(QueueBody)
     existed = name in vhost.queues
     arguments = table_of(body.arguments)
@@ -272,6 +275,7 @@ async def put(call: Call) -> Any:
 
 
 async def delete(call: Call) -> None:
+    """Delete a queue with its messages, if it is unused or empty where the query says so."""
     vhost, queue = call.vhost_to_change(), _queue(call)
     await call.ask(
         QueueRemove(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty"))
@@ -299,6 +303,16 @@ async def restart(call: Call) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(Configure(vhost.name, queue.name))
     raise bad_request("Queue was not restarted: it is not closed")
+
+
+async def pause(call: Call) -> None:
+    """Have a queue give no messages until it is resumed."""
+    await _set_paused(call, True)
+
+
+async def resume(call: Call) -> None:
+    """Have a paused queue give messages again."""
+    await _set_paused(call, False)
 
 
 async def _set_paused(call: Call, paused: bool) -> None:
@@ -339,7 +353,7 @@ ROUTES = [
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete, query=("if-unused", "if-empty")),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge, query=("count",)),
     Route("POST", "/api/queues/{vhost}/{queue}/actions", act, "administrator", body=ActionBody),
-    Route("PUT", "/api/queues/{vhost}/{queue}/pause", lambda call: _set_paused(call, True)),
-    Route("PUT", "/api/queues/{vhost}/{queue}/resume", lambda call: _set_paused(call, False)),
+    Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
+    Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
     Route("PUT", "/api/queues/{vhost}/{queue}/restart", restart),
 ]

@@ -32,6 +32,7 @@ class NumberBody(msgspec.Struct):
 
 
 async def status(call: Call) -> dict[str, Any]:
+    """Show the shard queues of an exchange, and the steps of a change of their number."""
     vhost, exchange = _stream_exchange(call)
     parts = vhost.parts(exchange.name)
     change = call.context.resharding.get((vhost.name, exchange.name))
@@ -76,6 +77,7 @@ def _crossing(virtual: VirtualQueue | None, parts: list[QueuePut]) -> list[dict[
 
 
 async def plan(call: Call) -> dict[str, Any]:
+    """Show what a change of the number of shard queues would do; nothing is changed."""
     vhost, exchange = _stream_exchange(call)
     number = _number(await call.body(NumberBody))
     want = shard_sets.wanted(call.catalog, vhost, exchange, call.context.shards.count)
@@ -116,6 +118,7 @@ async def plan(call: Call) -> dict[str, Any]:
 
 
 async def change(call: Call) -> None:
+    """Change the number of shard queues of an exchange."""
     vhost, exchange = _stream_exchange(call)
     said = call.catalog.parameters.get((vhost.name, SHARDS, exchange.name))
     put = {**(said.value if said is not None else {}), NUMBER: _number(await call.body(NumberBody))}

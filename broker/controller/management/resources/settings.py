@@ -46,6 +46,7 @@ async def get_sources(call: Call) -> dict[str, str]:
 
 
 async def put(call: Call) -> None:
+    """Change a setting until the next start; only some can be changed while the broker runs."""
     name = call.part("name")
     if name not in SETTABLE:
         raise not_found(

@@ -55,6 +55,7 @@ def load(stats: Stats, shard: int) -> dict[str, Any]:
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
+    """List the shards with the load that each of them bears."""
     context, wanted = call.context, time_range.asked(call.request.query)
     stats = await context.stats.now(totals_only=True)
     shards, rows, work = list(context.shards.shards), [], SlicedWork()

@@ -52,6 +52,7 @@ HAND_OVER_S_MAX = 1.0
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
+    """List streams and exchanges whose shard queues are streams."""
     call.knows_only(())
     found = []
     for vhost in call.vhosts():
@@ -73,6 +74,7 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
 
 
 async def get(call: Call) -> dict[str, Any]:
+    """Show the shards of a stream with their offsets; `wait_ms` waits until there is more."""
     call.knows_only(("after", "wait_ms"))
     vhost, name, parts = asked_stream(call)
     wait_ms = _number(call, "wait_ms", WAIT_MS_MAX)
@@ -113,6 +115,7 @@ async def get(call: Call) -> dict[str, Any]:
 
 
 async def offset_for_time(call: Call) -> dict[str, Any]:
+    """Show the offsets at which messages of a time begin."""
     call.knows_only(("timestamp",))
     vhost, _, parts = asked_stream(call)
     timestamp = _number(call, "timestamp")
@@ -130,6 +133,7 @@ async def offset_for_time(call: Call) -> dict[str, Any]:
 
 
 async def get_arrow(call: Call) -> web.StreamResponse:
+    """Read messages of a shard of a stream as rows of Arrow."""
     call.knows_only(("from", "to", "columns", "filter", "id"))
     vhost, name, parts = asked_stream(call)
     part = next((part for part in parts if str(part.number) == call.part("shard")), None)
@@ -163,6 +167,7 @@ async def get_arrow(call: Call) -> web.StreamResponse:
 
 
 async def post_arrow(call: Call) -> web.StreamResponse:
+    """Publish the rows of an Arrow stream to an exchange."""
     call.knows_only(("producer", "seq", "routing_key", "mandatory"))
     vhost = _vhost(call)
     query, doors = call.request.query, call.context.links.doors()

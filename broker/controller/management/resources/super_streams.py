@@ -6,40 +6,28 @@ is a stream that is bound with a key of its own. Clients choose the key of each 
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Final
 
 import msgspec
 
-from shardmq.broker.controller.management.api_error import ApiError, bad_request
+from shardmq.broker.controller.management.api_error import bad_request
 from shardmq.broker.controller.management.call import (
     NAME_CHARS_SHOWN,
     Arguments,
     Call,
     Route,
-    check,
     number,
     table_of,
 )
-from shardmq.broker.model.arguments import SUPER_STREAM
-from shardmq.broker.shared.control import (
-    Bind,
-    ExchangeDeclare,
-    ExchangeRemove,
-    QueueDeclare,
-    QueueRemove,
-)
+from shardmq.broker.controller.requests import SuperStreamDeclare
 
 PARTITIONS_MAX: Final = 1_000
-ORDER: Final = "x-stream-partition-order"
 # The arguments of a partition by their names in a call. RabbitMQ ignores all others.
 ARGUMENTS: Final = (
     "max-length-bytes", "max-age", "stream-max-segment-size-bytes", "initial-cluster-size",
     "queue-leader-locator", "stream-filter-size-bytes",
 )  # fmt: skip
 NUMBERS: Final = frozenset(name for name in ARGUMENTS if "size" in name or "length" in name)
-
-log = logging.getLogger(__name__)
 
 
 class SuperStreamBody(msgspec.Struct, rename="kebab"):
@@ -52,39 +40,20 @@ class SuperStreamBody(msgspec.Struct, rename="kebab"):
 
 
 async def put(call: Call) -> None:
-    """Make an exchange and its streams, NAME-0 to NAME-N or NAME-KEY; all of them or none.
+    """Make an exchange and its streams: NAME-0 to NAME-(N-1) for N partitions, or NAME-KEY.
 
     The body says how many `partitions` or which `binding-keys`, and `arguments` such as `max-age`.
+    All of them are made or none: one request to the authority carries the whole set. If the
+    exchange or one of the streams exists, the call is refused with 400, as in RabbitMQ.
     """
     vhost, name = call.vhost_to_change(), call.part("name")
     body = await call.body(SuperStreamBody)
-    keys, arguments = _keys(body), _arguments(table_of(body.arguments))
-    streams = [f"{name}-{key}" for key in keys]
-    if name in vhost.exchanges:
-        raise bad_request(f"there is already an exchange named {name}")
-    for stream in streams:
-        if stream in vhost.queues:
-            raise bad_request(f"there is already a queue named {stream}")
-    made: list[ExchangeRemove | QueueRemove] = []
-    marked = {SUPER_STREAM: True}
-    try:
-        await call.ask(ExchangeDeclare(vhost.name, name, "direct", True, False, False, marked))
-        made.append(ExchangeRemove(vhost.name, name, if_unused=False))
-        for order, (key, stream) in enumerate(zip(keys, streams, strict=True)):
-            await call.ask(QueueDeclare(vhost.name, stream, True, False, False, arguments))
-            made.append(QueueRemove(vhost.name, stream, if_unused=True, if_empty=True))
-            await call.ask(Bind(vhost.name, name, "queue", stream, key, {ORDER: order}))
-    except ApiError:
-        await _undo(call, made)
-        raise
-
-
-async def _undo(call: Call, made: list[ExchangeRemove | QueueRemove]) -> None:
-    for remove in made:
-        try:
-            check(await call.authority.ask(remove))
-        except ApiError as error:
-            log.warning("super stream '%s' was made in part: %s", call.part("name"), error.reason)
+    arguments = _arguments(table_of(body.arguments))
+    asked = SuperStreamDeclare(vhost.name, name, _keys(body), arguments)
+    exchange, streams, bindings = asked.parts()
+    for part in (exchange, *streams, *bindings):
+        call.must(part)
+    await call.ask_without_rights(asked)
 
 
 def _keys(body: SuperStreamBody) -> list[str]:

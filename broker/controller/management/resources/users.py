@@ -94,14 +94,17 @@ def _of_path(call: Call, rows: Iterable[dict[str, Any]]) -> Listing:
 
 
 async def whoami(call: Call) -> dict[str, Any]:
+    """Show the name and the tags of the caller."""
     return {"name": call.user.name, "tags": call.user.tags}
 
 
 async def get_all(call: Call) -> Listing:
+    """List all users."""
     return Listing([row(user, call.catalog) for user in call.catalog.users.values()])
 
 
 async def without_permissions(call: Call) -> Listing:
+    """List the users without permissions in any vhost."""
     known = {user for _, user in call.catalog.permissions.puts}
     return Listing(
         [row(user, call.catalog) for user in call.catalog.users.values() if user.name not in known]
@@ -109,10 +112,12 @@ async def without_permissions(call: Call) -> Listing:
 
 
 async def get(call: Call) -> dict[str, Any]:
+    """Show a user."""
     return row(_user(call), call.catalog)
 
 
 async def put(call: Call) -> Any:
+    """Make a user, or change the password and the tags of a user."""
     body, name = await call.body(UserBody), call.part("user")
     if not name:
         raise bad_request("a user needs a name")
@@ -143,6 +148,7 @@ def tags_of(tags: list[str] | str) -> list[str]:
 
 
 async def delete(call: Call) -> None:
+    """Delete a user with the permissions of the user, and close the connections of the user."""
     check(await call.authority.ask(UserDelete(_user(call).name)))
 
 
@@ -154,6 +160,7 @@ async def delete_many(call: Call) -> None:
 
 
 async def get_permissions(call: Call) -> Listing:
+    """List permissions: all, or those of the user or vhost in the path."""
     return _of_path(call, map(permission_row, call.catalog.permissions.puts.values()))
 
 
@@ -162,10 +169,12 @@ def _permission(call: Call) -> PermissionPut:
 
 
 async def get_permission(call: Call) -> dict[str, Any]:
+    """Show the permissions of a user in a vhost."""
     return permission_row(_permission(call))
 
 
 async def put_permission(call: Call) -> Any:
+    """Set the permissions of a user in a vhost."""
     body = await call.body(PermissionBody)
     vhost, user = call.part("vhost"), call.part("user")
     existed = (vhost, user) in call.catalog.permissions.puts
@@ -175,6 +184,7 @@ async def put_permission(call: Call) -> Any:
 
 
 async def delete_permission(call: Call) -> None:
+    """Delete the permissions of a user in a vhost."""
     put = _permission(call)
     check(await call.authority.ask(PermissionDelete(put.vhost, put.user)))
 
@@ -183,6 +193,7 @@ async def delete_permission(call: Call) -> None:
 
 
 async def get_topic_permissions(call: Call) -> Listing:
+    """List topic permissions: all, or those of the user or vhost in the path."""
     return _of_path(call, map(topic_permission_row, call.catalog.permissions.topic_puts))
 
 
@@ -202,6 +213,7 @@ async def get_topic_permission(call: Call) -> Listing:
 
 
 async def put_topic_permission(call: Call) -> Any:
+    """Set the topic permission of a user for an exchange."""
     body, vhost, user = await call.body(TopicPermissionBody), call.part("vhost"), call.part("user")
     existed = bool(_topic_permissions(call))
     put = TopicPermissionPut(vhost, user, body.exchange, body.write, body.read)

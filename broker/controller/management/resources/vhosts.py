@@ -79,6 +79,7 @@ async def row(
 
 
 async def get_all(call: Call) -> Listing:
+    """List the vhosts that the user may see, with the sums of their messages."""
     context, wanted = call.context, time_range.asked(call.request.query)
     stats, work = await context.stats.now(totals_only=True), SlicedWork()
     found = list(call.visible_vhosts())
@@ -88,6 +89,7 @@ async def get_all(call: Call) -> Listing:
 
 
 async def get(call: Call) -> dict[str, Any]:
+    """Show a vhost with the sums of its messages."""
     context, wanted = call.context, time_range.asked(call.request.query)
     vhost, stats = call.vhost(), await context.stats.now(totals_only=True)
     context.past.see(VHOST, vhost.name)
@@ -95,6 +97,7 @@ async def get(call: Call) -> dict[str, Any]:
 
 
 async def put(call: Call) -> Any:
+    """Make a vhost, or change its description, tags, default queue type and protection."""
     body, name = await call.body(VhostBody), call.part("vhost")
     existed = name in call.catalog.vhosts
     before = call.catalog.vhosts[name].put if existed else VhostPut(name)
@@ -115,12 +118,23 @@ async def put(call: Call) -> Any:
 
 
 async def delete(call: Call) -> None:
+    """Delete a vhost with all its queues and messages."""
     check(await call.authority.ask(VhostDelete(call.vhost().name)))
 
 
 async def _protect(call: Call, wanted: bool) -> None:
     put = msgspec.structs.replace(call.vhost().put, is_protected=wanted)
     check(await call.authority.ask(put))
+
+
+async def protect(call: Call) -> None:
+    """Protect a vhost from deletion."""
+    await _protect(call, True)
+
+
+async def unprotect(call: Call) -> None:
+    """Let a vhost be deleted again."""
+    await _protect(call, False)
 
 
 async def start(call: Call) -> None:
@@ -137,7 +151,7 @@ ROUTES = [
     Route("GET", "/api/vhosts/{vhost}", get, is_long=True, shows="Vhost"),
     Route("PUT", "/api/vhosts/{vhost}", put, "administrator", body=VhostBody),
     Route("DELETE", "/api/vhosts/{vhost}", delete, "administrator"),
-    Route("POST", PROTECTION, lambda call: _protect(call, True), "administrator"),
-    Route("DELETE", PROTECTION, lambda call: _protect(call, False), "administrator"),
+    Route("POST", PROTECTION, protect, "administrator"),
+    Route("DELETE", PROTECTION, unprotect, "administrator"),
     long_list("/api/vhosts/{vhost}/permissions", get_permissions, "Permission", "administrator"),
 ]

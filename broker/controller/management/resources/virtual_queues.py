@@ -43,6 +43,7 @@ def _row(call: Call, vhost: Vhost, exchange: str) -> dict[str, Any]:
 
 
 async def get_all(call: Call) -> Listing:
+    """List virtual queues: exchanges that are consumed as one queue through their shard queues."""
     return Listing(
         [
             _row(call, vhost, name)
@@ -54,6 +55,7 @@ async def get_all(call: Call) -> Listing:
 
 
 async def get(call: Call) -> dict[str, Any]:
+    """Show a virtual queue with its shard queues and consumers."""
     vhost, exchange = call.vhost(), call.part("name")
     if not vhost.shard_queues(exchange):
         raise not_found()
@@ -79,6 +81,7 @@ async def delete(call: Call) -> None:
 
 
 async def purge(call: Call) -> None:
+    """Purge the ready messages of all shard queues of a virtual queue."""
     vhost, shards = _to_change(call, Read)
     answers = [
         purge_queue(call.catalog, call.context.shards, vhost.name, shard) for shard in shards

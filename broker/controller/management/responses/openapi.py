@@ -56,18 +56,24 @@ _DELETE_QUERY: Final[dict[str, Schema]] = {
         "type": "integer",
         "minimum": 1,
         "maximum": NUMBER_MAX,
-        "description": "How many, not all.",
+        "description": "Purge so many messages, not all.",
     },
-    "exchange": {"type": "string", "description": "Of this exchange alone."},
+    "exchange": {"type": "string", "description": "Delete the permission for this exchange alone."},
 }
-_SINCE: Schema = {"type": "number", "description": "Seconds since 1970: only what is later."}
+_SINCE: Schema = {
+    "type": "number",
+    "description": "Show only what is later than this time, in seconds since 1970.",
+}
 _ERRORS: Final = {
     "400": "What was sent cannot be used; `reason` says why. Nothing was changed.",
-    "401": "No login, a wrong one, or one that may not do this.",
-    "403": "Asked for by another site's page, or a password came readably from another host.",
-    "404": "There is no such thing.",
-    "405": "Not with this method.",
-    "412": "Not as long as something else holds.",
+    "401": "The login is missing or wrong, or the user lacks a right for this call.",
+    "403": (
+        "The page of another site has sent the call, "
+        "or a password came without TLS from another host."
+    ),
+    "404": "The path names something that does not exist, or that this user may not see.",
+    "405": "The path does not have this method.",
+    "412": "The vhost is protected from deletion, or the stream is not the one that is meant.",
     "413": "The body is too large.",
     "429": (
         "Too many long answers to the caller's address are under way; "
@@ -153,7 +159,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
         "operationId": f"{route.method} {path}",
         "tags": [path.split("/")[2]],
         "summary": about[0] if about else f"{route.method} {path}",
-        "description": f"For users with the tag {route.tag}.",
+        "description": f"The user needs the tag {route.tag}.",
         "parameters": _parameters(route, path),
         "responses": {
             **_successes(route, path),
@@ -206,33 +212,42 @@ def _sample_query(kind: past.Kind) -> dict[str, Schema]:
 
 def _successes(route: Route, path: str) -> Schema:
     if path == LIVE:
-        return {"200": {"description": "Lines as they come.", "content": {"text/event-stream": {}}}}
+        return {
+            "200": {
+                "description": "The lines of the log as they come.",
+                "content": {"text/event-stream": {}},
+            }
+        }
     if route.shows is not None or route.method == "GET":
         return {
             "200": {
-                "description": "What there is.",
+                "description": "The answer.",
                 "content": {"application/json": {"schema": _schema(route.shows)}},
             }
         }
-    if route.body is DOCUMENT:
+    if route.body is DOCUMENT or path.endswith("/upload"):
         warned = {"application/json": {"schema": _schema("Warned")}}
-        said = {"description": "Done; some of it has no effect.", "content": warned}
-        return {"200": said, "204": {"description": "Done."}}
+        said = {
+            "description": "The import is done; some of it has no effect.",
+            "content": warned,
+        }
+        return {"200": said, "204": {"description": "The import is done."}}
+    # The annotations are texts. A handler that returns None answers 204, whatever it has done.
+    returned = getattr(route.handler, "__annotations__", {}).get("return")
+    if route.method == "DELETE" or returned == "None":
+        done: Schema = {"description": "The call is carried out."}
+        if "count" in (route.query or ()):
+            done["headers"] = {MESSAGES_PURGED: {"schema": {"type": "integer"}}}
+        return {"204": done}
     if route.method == "PUT":
         return {
-            "201": {"description": "Made."},
-            "204": {"description": "It was there, and is as asked for now."},
+            "201": {"description": "The object did not exist and is made."},
+            "204": {"description": "The object existed and is now as the call says."},
         }
-    if route.method == "POST":
+    if returned == "web.Response":
         headers = {"Location": {"schema": {"type": "string"}}}
-        return {
-            "201": {"description": "Made.", "headers": headers},
-            "204": {"description": "Done."},
-        }
-    if "count" in (route.query or ()):
-        purged = {MESSAGES_PURGED: {"schema": {"type": "integer"}}}
-        return {"204": {"description": "Done.", "headers": purged}}
-    return {"204": {"description": "Done."}}
+        return {"201": {"description": "The object is made.", "headers": headers}}
+    return {"200": {"description": "The answer."}}
 
 
 def _schema(shown: str | list[str] | None) -> Schema:
