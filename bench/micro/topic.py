@@ -81,7 +81,13 @@ class Client:
         self.route_cache = publishing.route_cache("/", "guest")
         self.channels = {
             1: SimpleNamespace(
-                number=1, is_open=True, published=0, confirms=None, transaction=None, reply_to=""
+                number=1,
+                is_open=True,
+                published=0,
+                confirms=None,
+                transaction=None,
+                reply_to="",
+                unroutable_dropped=0,
             )
         }
 
