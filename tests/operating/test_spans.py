@@ -9,6 +9,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -340,7 +341,7 @@ def test_a_shard_that_dies_shows_in_the_trace(
             for pid in pids:  # the message is under way to its shard when that dies
                 os.kill(pid, signal.SIGSTOP)
             trace, _, headers = context()
-            connection.call_later(0.5, end_shards)
+            threading.Timer(0.5, end_shards).start()
             with pytest.raises(pika.exceptions.NackError):
                 channel.basic_publish("", name, b"x", properties(headers))
             spans = collector.wait_for(
