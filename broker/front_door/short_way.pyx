@@ -157,9 +157,13 @@ cdef class ShortWay:
 
     cdef bint is_in_limit(self, ConsumerState consumer):
         """Return whether the limit of the channel counts what a consumer holds (Consumer.is_in_limit)."""
-        return consumer.group is not None or (
-            consumer.reading is None and not consumer.queue_name.startswith(self.reply_queues)
-        )
+        cdef str name
+        if consumer.group is not None:
+            return True
+        if consumer.reading is not None:
+            return False
+        name = consumer.queue_name
+        return not name or name[0] != u"a" or not name.startswith(self.reply_queues)
 
     def inlet(self, socket, channels, waiting, cache, failed):
         """Return the short way of a connection that is open.
