@@ -1,4 +1,4 @@
-"""What Python programs get out of a broker: pika, aio-pika and Celery, by turns with other brokers.
+"""Measure what Python programs get out of brokers by turns: with pika, aio-pika and Celery.
 
     python bench/peers.py -- python bench/python_clients.py
     python bench/python_clients.py --runs 5 --seconds 3 --only celery --peer NAME=URL

@@ -67,8 +67,8 @@ cdef enum:
     FRAME_OVERHEAD = 8
     FRAME_END = 0xCE
     METHOD_FRAME = 1
-    # A header of a trace context (W3C), with its name: a string or bytes, of at least so many letters. The last of these
-    # is a digit that is odd if the trace is sampled.
+    # A header of a trace context (W3C), with its name: a string or bytes, of at least so many
+    # letters. The last of these is a digit that is odd if the trace is sampled.
     CONTEXT_NAME_BYTES = 12
     CONTEXT_BYTES = 55
     UNTOLD = 128 | 1        # an open channel of which the caller of the library has not been told
@@ -711,12 +711,13 @@ cdef bint has_context(const uint8_t *p, size_t size) noexcept nogil:
     return False
 
 def is_traced(const uint8_t[::1] data not None):
-    """Return whether these bytes may have a header `traceparent` of a trace that is sampled, see has_context()."""
+    """Return whether these bytes may have a context of a sampled trace, see has_context()."""
     return data.shape[0] and has_context(&data[0], data.shape[0])
 
 def marked(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, list chosen not None, uint64_t now_ns):
-    """Return a table in which the publishes that are traced have `now_ns` as `reserved`, and a flag that brings them to
-    the caller of the packer; None if no publish is.
+    """Mark the publishes that are traced; return their table, None if no publish is.
+
+    They have `now_ns` as `reserved`, and a flag that brings them to the caller of the packer.
 
     Those are traced whose headers have a trace context that is sampled, and those at the indices `chosen`.
     """

@@ -32,7 +32,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Tracing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where spans go; `deploy/TRACING.md` explains the settings."""
+    """The way of spans to a collector; `deploy/TRACING.md` explains the settings."""
 
     endpoint: str = ""
     headers: str = ""

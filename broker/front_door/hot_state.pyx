@@ -107,7 +107,7 @@ def nack_frame(uint32_t channel, uint64_t tag):
 
 
 cdef class SpansState:
-    """How far it is to the next publish that is chosen for a trace."""
+    """The number of publishes until the next one that is chosen for a trace."""
 
 
 @cython.freelist(256)

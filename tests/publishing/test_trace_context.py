@@ -117,7 +117,7 @@ def test_a_context_is_handed_on(
 def test_a_context_goes_through_rows_of_arrow(
     broker: RealBroker, connection: pika.BlockingConnection, name: str, context: dict[str, Any]
 ) -> None:
-    """So do the source and the sink of Spark, whose rows are these."""
+    """The source and the sink of Spark have the same rows, so a context goes through them too."""
     pytest.importorskip("pyarrow")
     channel = connection.channel()
     channel.confirm_delivery()

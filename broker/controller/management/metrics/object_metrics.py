@@ -266,6 +266,16 @@ def _known(name: str) -> Read:
 
 # Metrics that are in two families.
 _QUEUE_CONSUMERS: Final[Metrics] = {"queue_consumers": ("Consumers of a queue", "consumers")}
+# Name, counter and text of what queues give, which is counted by queue and by channel.
+_GIVEN: Final = (
+    ("get_ack", "get", "Messages fetched by basic.get, to be acknowledged"),
+    ("get", "get_no_ack", "Messages fetched by basic.get, not to be acknowledged"),
+    ("messages_delivered_ack", "deliver", "Messages given to consumers that acknowledge"),
+    ("messages_delivered", "deliver_no_ack", "Messages given to consumers that do not acknowledge"),
+    ("messages_redelivered", "redeliver", "Messages given again"),
+    ("messages_acked", "ack", "Messages acknowledged"),
+    ("get_empty", "get_empty", "Times that basic.get found nothing"),
+)
 _QUEUE_PUBLISHED: Final[Metrics] = {
     "queue_messages_published_total": ("Messages put into a queue", "published")
 }
@@ -311,20 +321,7 @@ _QUEUES: Final[Mapping[str, Metrics]] = {
         "queue_consumer_capacity": ("The same as queue_consumer_utilisation", "utilisation"),
     },
     "queue_delivery_metrics": {
-        f"queue_{name}_total": (text, QUEUE_COUNTERS[counter])
-        for name, counter, text in (
-            ("get_ack", "get", "Messages fetched by basic.get, to be acknowledged"),
-            ("get", "get_no_ack", "Messages fetched by basic.get, not to be acknowledged"),
-            ("messages_delivered_ack", "deliver", "Messages given to consumers that acknowledge"),
-            (
-                "messages_delivered",
-                "deliver_no_ack",
-                "Messages given to consumers that do not acknowledge",
-            ),
-            ("messages_redelivered", "redeliver", "Messages given again"),
-            ("messages_acked", "ack", "Messages acknowledged"),
-            ("get_empty", "get_empty", "Times that basic.get found nothing"),
-        )
+        f"queue_{name}_total": (text, QUEUE_COUNTERS[counter]) for name, counter, text in _GIVEN
     },
 }
 # RabbitMQ counts by channel, queue and exchange; here a shard counts by queue.
@@ -384,20 +381,7 @@ _CHANNELS: Final[Mapping[str, Metrics]] = {
         )
     },
     "channel_queue_metrics": {
-        f"channel_{name}_total": (text, CHANNEL_COUNTERS[counter])
-        for name, counter, text in (
-            ("get_ack", "get", "Messages fetched by basic.get, to be acknowledged"),
-            ("get", "get_no_ack", "Messages fetched by basic.get, not to be acknowledged"),
-            ("messages_delivered_ack", "deliver", "Messages given to consumers that acknowledge"),
-            (
-                "messages_delivered",
-                "deliver_no_ack",
-                "Messages given to consumers that do not acknowledge",
-            ),
-            ("messages_redelivered", "redeliver", "Messages given again"),
-            ("messages_acked", "ack", "Messages acknowledged"),
-            ("get_empty", "get_empty", "Times that basic.get found nothing"),
-        )
+        f"channel_{name}_total": (text, CHANNEL_COUNTERS[counter]) for name, counter, text in _GIVEN
     },
 }
 _EXCHANGES: Final[Mapping[str, Metrics]] = {
