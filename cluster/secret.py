@@ -11,22 +11,20 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
-import ssl
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import zmq
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from zmq.utils import z85
 
 # About 0.1 s and 32 MiB for one guess.
 SCRYPT: Final = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 64 << 20}
 KEY_BYTES: Final = 32
 # The certificate is the same on every node and at every start, so its dates and number are fixed.
-VALID_FROM: Final = datetime.datetime(2020, 1, 1)  # noqa: DTZ001 # x509 takes UTC without a zone
-VALID_UNTIL: Final = datetime.datetime(2120, 1, 1)  # noqa: DTZ001
+VALID_FROM: Final = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+VALID_UNTIL: Final = datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC)
+
+
+if TYPE_CHECKING:
+    import ssl  # the supervisor does without
 
 
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,25 +38,19 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def keys_of(secret: str, cluster: str) -> Keys:
     """Return the keys that belong to a secret in the cluster of this name."""
+    # A process that is given its keys needs none of these.
+    import zmq
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from zmq.utils import z85
+
     salt = b"shardmq cluster " + cluster.encode()
     made = hashlib.scrypt(secret.encode(), salt=salt, dklen=2 * KEY_BYTES, **SCRYPT)
     signing = Ed25519PrivateKey.from_private_bytes(made[:KEY_BYTES])
     curve_secret = z85.encode(made[KEY_BYTES:])
-    return Keys(
-        _certificate(signing),
-        signing.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ).decode(),
-        zmq.curve_public(curve_secret).decode(),
-        curve_secret.decode(),
-    )
-
-
-def _certificate(signing: Ed25519PrivateKey) -> str:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "shardmq node")])
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -69,11 +61,23 @@ def _certificate(signing: Ed25519PrivateKey) -> str:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(signing, None)
     )
-    return made.public_bytes(serialization.Encoding.PEM).decode()
+    key = signing.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return Keys(
+        certificate.public_bytes(serialization.Encoding.PEM).decode(),
+        key.decode(),
+        zmq.curve_public(curve_secret).decode(),
+        curve_secret.decode(),
+    )
 
 
 def tls_context(keys: Keys, *, server: bool) -> ssl.SSLContext:
     """Return the context of one end of a stream, which shows and accepts the one certificate."""
+    import ssl
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the certificate is that of the cluster, not of a host

@@ -12,12 +12,32 @@ from typing import Any
 import msgspec
 
 from shardmq.supervisor import modules
-from shardmq.supervisor.config import SHARDS_MAX, Settings
+from shardmq.supervisor.config import FRONT_DOORS_MAX, SHARDS_MAX, Settings
 
 # Connections that may wait at a listening socket until they are accepted.
 BACKLOG = 4096
 # Stages are started in this order and drained in the reverse order.
 STAGES = ("controller", "shard", "front-door", "reader")
+
+
+@dataclass(frozen=True)
+class NodeOfCluster:
+    """What the processes of a node need to know of the cluster.
+
+    `number` is that of the node and `shards` are those of its shards. Other nodes reach the
+    controller at `host` and `port`, by the socket `fd`, and the shards by the sockets `shard_fds`.
+    `keys` are those of the cluster, as `shardmq.cluster.secret.Keys`.
+    """
+
+    cluster: str
+    name: str
+    number: int
+    shards: tuple[int, ...]
+    host: str
+    port: int
+    fd: int
+    shard_fds: tuple[int, ...]
+    keys: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -34,6 +54,7 @@ class Listening:
     # Descriptors for TLS are empty if no certificate is set.
     amqps_fds: tuple[tuple[int, ...], ...] = ()
     https_fds: tuple[int, ...] = ()
+    node: NodeOfCluster | None = None
     reader_fd: int = -1  # The controller calls the reader at this socket. -1: there is no reader.
 
 
@@ -85,7 +106,15 @@ def children(
         boot: A name of this life of the broker, which no other life has.
         listening: The sockets that the children inherit.
     """
-    shards, doors = shard_count(settings, cores), len(listening.amqp_fds)
+    node, doors = listening.node, len(listening.amqp_fds)
+    shards = tuple(range(shard_count(settings, cores))) if node is None else node.shards
+    first_door = 0 if node is None else node.number * FRONT_DOORS_MAX
+    session_keys = None
+    if node is not None:
+        session_keys = {
+            "public": node.keys["curve_public"],
+            "secret": node.keys["curve_secret"],
+        }
     tls = msgspec.to_builtins(settings.tls) if settings.tls.cert else None
     for_all = {
         "runtime_dir": runtime_dir,
@@ -106,6 +135,8 @@ def children(
         "boot": boot,
         "shards": shards,
         "doors": doors,
+        "first_door": first_door,
+        "cluster": None if node is None else _of_controller(settings, node),
         "http_fds": listening.http_fds,
         "https_fds": listening.https_fds,
         "tls": tls,
@@ -122,6 +153,8 @@ def children(
         "tracing": tracing,
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
+    if node is not None:
+        fds += (node.fd,)
     plans = [ChildPlan("controller", 0, "shardmq.broker.controller", section, fds)]
     front_doors = []
     for index, plain in enumerate(listening.amqp_fds):
@@ -129,7 +162,8 @@ def children(
         section = {
             **for_all,
             **_without(settings.front_doors, "count", "connections_max"),
-            "door": index,
+            "door": first_door + index,
+            "session_keys": session_keys,
             "doors": doors,
             "shards": shards,
             "listen_fds": list(plain),
@@ -145,18 +179,24 @@ def children(
         module, fds = "shardmq.broker.front_door", plain + secure
         plan = ChildPlan("front-door", index, module, section, fds, front_door=index)
         front_doors.append(plan)
-    for index in range(shards):
+    for index, shard in enumerate(shards):
         section = {
             **for_all,
             **_without(settings.shards, "count"),
             "data_dir": settings.data_dir,
-            "shard": index,
+            "shard": shard,
         }
-        plan = ChildPlan("shard", index, "shardmq.shardd", section)
+        fds = ()
+        if node is not None:
+            section |= {"session_fd": node.shard_fds[index], "session_keys": session_keys}
+            fds = (node.shard_fds[index],)
+        plan = ChildPlan("shard", shard, "shardmq.shardd", section, fds)
         if settings.front_doors.count == 0:
             door = front_doors[index]
             both = {"shard": section, "front_door": door.section}
-            plan = ChildPlan("shard", index, "shardmq.combined", both, door.fds, front_door=index)
+            plan = ChildPlan(
+                "shard", shard, "shardmq.combined", both, (*fds, *door.fds), front_door=index
+            )
         plans.append(plan)
     if settings.front_doors.count:
         plans += front_doors
@@ -171,6 +211,28 @@ def children(
         module = "shardmq.shardd.reader"
         plans.append(ChildPlan("reader", 0, module, section, (fd,), needed=False, called_at=fd))
     return plans
+
+
+def _of_controller(settings: Settings, node: NodeOfCluster) -> dict[str, Any]:
+    """Return the section of the cluster for the controller."""
+    cluster = settings.cluster
+    return {
+        "name": node.cluster,
+        "node": node.name,
+        "number": node.number,
+        "fd": node.fd,
+        "host": node.host,
+        "port": node.port,
+        "keys": node.keys,
+        "etcd": {
+            "endpoints": cluster.endpoints,
+            "user": cluster.etcd_user,
+            "password": cluster.etcd_password,
+            "ca": cluster.etcd_ca,
+            "cert": cluster.etcd_cert,
+            "key": cluster.etcd_key,
+        },
+    }
 
 
 def _without(table: msgspec.Struct, *names: str) -> dict[str, Any]:

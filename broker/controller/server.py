@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import load_or_begin, read_given, warn_of_no_effect
+from shardmq.broker.controller.nodes.streams import CONTROL, HTTP, HTTPS, LOCAL, METRICS, NoStream
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
 from shardmq.broker.controller.peers.shard_links import ShardLinks
@@ -49,8 +50,10 @@ from shardmq.broker.shared.control import (
     ConsumerLeave,
     ConsumersHere,
     MarkPassed,
+    ShardElsewhere,
     Span,
     VirtualLook,
+    node_of,
 )
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.memory import AfterBursts, give_back
@@ -72,7 +75,9 @@ log = logging.getLogger(__name__)
 class Controller:
     """The parts of the controller, and the news that goes between them."""
 
-    def __init__(self, config: ControllerConfig) -> None:
+    def __init__(self, config: ControllerConfig, doors: Collection[int] = ()) -> None:
+        """Load what exists; `doors` are the front doors of other nodes."""
+        doors = {*range(config.first_door, config.first_door + config.doors), *doors}
         self.config = config
         self.definitions = Definitions(Path(config.data_dir), config.boot)
         self.presence = Presence()
@@ -80,7 +85,7 @@ class Controller:
             config.connections_max,
             config.channel_max_per_node,
         )
-        self.links = DoorLinks(config.boot, config.doors)
+        self.links = DoorLinks(config.boot, doors)
         self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
         self.authority = Authority(
             load_or_begin(self.definitions, config),
@@ -91,7 +96,7 @@ class Controller:
             hashing_algorithm=config.hashing_algorithm,
         )
         self.memberships = Memberships(
-            self.authority.catalog, self.links, self.shards, config.doors
+            self.authority.catalog, self.links, self.shards, doors
         )
         self.resharding = Resharding(
             self.authority.catalog, self.authority, self.shards, self.links
@@ -101,6 +106,8 @@ class Controller:
         self.streams = StreamRanges()
         self.ended_streams = EndedStreams(self.streams, lambda: self.config)
         self._reloading: asyncio.Task[None] | None = None
+        self._http: Any = None  # the servers, while they run
+        self._is_up = False
         self.certificates = None if config.tls is None else Certificates(config.tls)
         self.links.handler = self
         self.shards.handler = self.authority
@@ -116,7 +123,7 @@ class Controller:
         self.memberships.start()
         if self.spans is not None:
             self.spans.start()
-        http = await start_http(self)
+        self._http = await start_http(self)
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
         watchdog = asyncio.create_task(self._watchdog())
@@ -126,6 +133,7 @@ class Controller:
             )
         )
         resharded = asyncio.create_task(self.resharding.run())
+        self._is_up = True
         notify.ready()
         give_back()
         log.info(
@@ -138,8 +146,9 @@ class Controller:
         drained.cancel()
         resharded.cancel()
         self.memberships.stop()
-        if http is not None:
-            await http.cleanup()
+        self._is_up = False
+        if self._http is not None:
+            await self._http.cleanup()
         await self.links.stop()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.stop)
@@ -151,6 +160,24 @@ class Controller:
         await self.shards.stop()
         self.definitions.close()
         return 0 if error is None else 1
+
+    def learn(self, nodes: Mapping[int, list[ShardElsewhere]]) -> None:
+        """Take the shards of all nodes of the cluster, by the number of the node."""
+        own = node_of(self.config.first_door)
+        for node, shards in nodes.items():
+            for shard in shards if node != own else ():
+                self.shards.learn(shard.number, shard.address)
+        self.links.learn(nodes)
+
+    def connection(self, service: str) -> asyncio.Protocol:
+        """Return the protocol of a connection that another node relays. Raises NoStream."""
+        if not self._is_up:
+            raise NoStream("the controller starts or stops")
+        if service == CONTROL:
+            return self.links.connection()
+        if service in (HTTP, HTTPS, METRICS, LOCAL) and self._http is not None:
+            return self._http.connection(service)
+        raise NoStream(f"this node has no service '{service}'")
 
     def reload(self) -> None:
         """Take new settings from the supervisor, and read certificates and definitions again."""
@@ -329,9 +356,8 @@ async def start_http(controller: Controller) -> Any:
     return await app.start(context, None if certificates is None else certificates.http_context())
 
 
-async def serve(config: ControllerConfig) -> int:
-    """Run the controller until SIGTERM, SIGINT or the end of the supervisor."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+def stop_at_the_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Set `stop` at SIGTERM, at SIGINT and when the supervisor is gone."""
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     lifeline = notify.lifeline_fd()
@@ -342,6 +368,12 @@ async def serve(config: ControllerConfig) -> int:
             stop.set()
 
         loop.add_reader(lifeline, supervisor_gone)
+
+
+async def serve(config: ControllerConfig) -> int:
+    """Run the controller until SIGTERM, SIGINT or the end of the supervisor."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    stop_at_the_end(loop, stop)
     controller = Controller(config)
     loop.add_signal_handler(signal.SIGHUP, controller.reload)
     return await controller.run(stop)

@@ -185,6 +185,12 @@ class ControllerEvents:
         await self._services.shards.fence()
         self._services.catalog_link.say(Fenced(number))
 
+    def shards_elsewhere(self, shards: list[ShardElsewhere]) -> None:
+        """Connect to the shards of other nodes, and to no others."""
+        links = self._services.shards
+        for shard in shards:
+            links.learn(shard.number, shard.address)
+
     def outlived(self) -> None:
         """End this process, which the others take for gone; its clients are told to come again."""
         log.error(

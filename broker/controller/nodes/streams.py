@@ -120,7 +120,9 @@ class StreamTransport(asyncio.Transport):
                 return self.opening.own or default
             case "opening":
                 return self.opening
-            case "sslcontext" | "ssl_object" | "socket":  # those of the stream, not of the client
+            case "sslcontext" if self.opening.service != HTTPS:
+                return default
+            case "ssl_object" | "socket":  # those of the stream, not of the client
                 return default
         return self._inner.get_extra_info(name, default)
 
