@@ -26,7 +26,7 @@ from shardmq.cluster.pairs import EtcdAway, EtcdRefused
 from shardmq.cluster.records import SHARD_PORT, BadRecord, KeyNames, Node, encoded
 from shardmq.cluster.secret import keys_of
 from shardmq.supervisor.config import Cluster, ConfigError
-from shardmq.supervisor.plan import NodeOfCluster
+from shardmq.supervisor.plan import ClusterPlan
 from shardmq.supervisor.sockets import Sockets
 
 AGAIN_S: Final = 1.0
@@ -137,7 +137,7 @@ class Member:
         log.info("node %d of cluster '%s', shards %s", place.number, place.cluster, place.shards)
         return place
 
-    def node(self, place: Place, listening: Sequence[socket.socket]) -> NodeOfCluster:
+    def node(self, place: Place, listening: Sequence[socket.socket]) -> ClusterPlan:
         """Return what the children need to know. This takes a moment: keys are made of the secret.
 
         Args:
@@ -145,16 +145,31 @@ class Member:
             listening: The sockets for other nodes: that of the controller, then one for each shard.
         """
         first, *others = listening
-        return NodeOfCluster(
-            cluster=place.cluster,
-            name=self.name,
-            number=place.number,
+        settings, keys = self._settings, keys_of(self._settings.secret, place.cluster)
+        controller = {
+            "name": place.cluster,
+            "node": self.name,
+            "number": place.number,
+            "fd": first.fileno(),
+            "host": self.address,
+            "port": first.getsockname()[1],
+            "keys": msgspec.to_builtins(keys),
+            "etcd": {
+                "endpoints": settings.endpoints,
+                "user": settings.etcd_user,
+                "password": settings.etcd_password,
+                "ca": settings.etcd_ca,
+                "cert": settings.etcd_cert,
+                "key": settings.etcd_key,
+            },
+        }
+        return ClusterPlan(
+            node=place.number,
             shards=tuple(place.shards),
-            host=self.address,
-            port=first.getsockname()[1],
+            session_fds=tuple(sock.fileno() for sock in others),
+            keys={"public": keys.curve_public, "secret": keys.curve_secret},
+            controller=controller,
             fd=first.fileno(),
-            shard_fds=tuple(sock.fileno() for sock in others),
-            keys=msgspec.to_builtins(keys_of(self._settings.secret, place.cluster)),
         )
 
     def announce(self, sockets: Sockets) -> None:

@@ -12,32 +12,14 @@ from typing import Any
 import msgspec
 
 from shardmq.supervisor import modules
-from shardmq.supervisor.config import FRONT_DOORS_MAX, SHARDS_MAX, Settings
+from shardmq.supervisor.config import SHARDS_MAX, Settings
 
 # Connections that may wait at a listening socket until they are accepted.
 BACKLOG = 4096
+# The front doors of a node of a cluster have numbers from this times the number of the node on.
+DOORS_OF_NODE = 256
 # Stages are started in this order and drained in the reverse order.
 STAGES = ("controller", "shard", "front-door", "reader")
-
-
-@dataclass(frozen=True)
-class NodeOfCluster:
-    """What the processes of a node need to know of the cluster.
-
-    `number` is that of the node and `shards` are those of its shards. Other nodes reach the
-    controller at `host` and `port`, by the socket `fd`, and the shards by the sockets `shard_fds`.
-    `keys` are those of the cluster, as `shardmq.cluster.secret.Keys`.
-    """
-
-    cluster: str
-    name: str
-    number: int
-    shards: tuple[int, ...]
-    host: str
-    port: int
-    fd: int
-    shard_fds: tuple[int, ...]
-    keys: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -54,8 +36,25 @@ class Listening:
     # Descriptors for TLS are empty if no certificate is set.
     amqps_fds: tuple[tuple[int, ...], ...] = ()
     https_fds: tuple[int, ...] = ()
-    node: NodeOfCluster | None = None
     reader_fd: int = -1  # The controller calls the reader at this socket. -1: there is no reader.
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """The part that this node has in a cluster.
+
+    `node` is its number, and `shards` are the numbers of its shards. `session_fds` has the TCP
+    socket of each of them, at which peers on other nodes are let in, and `keys` the section
+    `session_keys` of all children (shardd/wire/session.py). `controller` is the section `cluster`
+    of the controller, and `fd` the TCP socket at which other controllers reach it.
+    """
+
+    node: int
+    shards: tuple[int, ...]
+    session_fds: tuple[int, ...]
+    keys: dict[str, Any]
+    controller: dict[str, Any]
+    fd: int
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,12 @@ def front_door_count(settings: Settings, cores: int) -> int:
 
 
 def children(
-    settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening
+    settings: Settings,
+    cores: int,
+    runtime_dir: str,
+    boot: str,
+    listening: Listening,
+    cluster: ClusterPlan | None = None,
 ) -> list[ChildPlan]:
     """Return the plans of all children in the order of STAGES.
 
@@ -105,16 +109,12 @@ def children(
         runtime_dir: The directory of the sockets between the processes.
         boot: A name of this life of the broker, which no other life has.
         listening: The sockets that the children inherit.
+        cluster: The part of this node in a cluster, if there is one.
     """
-    node, doors = listening.node, len(listening.amqp_fds)
-    shards = tuple(range(shard_count(settings, cores))) if node is None else node.shards
-    first_door = 0 if node is None else node.number * FRONT_DOORS_MAX
-    session_keys = None
-    if node is not None:
-        session_keys = {
-            "public": node.keys["curve_public"],
-            "secret": node.keys["curve_secret"],
-        }
+    shards, doors = shard_count(settings, cores), len(listening.amqp_fds)
+    numbers = tuple(range(shards)) if cluster is None else cluster.shards
+    keys = None if cluster is None else cluster.keys
+    first_door = 0 if cluster is None else cluster.node * DOORS_OF_NODE
     tls = msgspec.to_builtins(settings.tls) if settings.tls.cert else None
     for_all = {
         "runtime_dir": runtime_dir,
@@ -135,8 +135,6 @@ def children(
         "boot": boot,
         "shards": shards,
         "doors": doors,
-        "first_door": first_door,
-        "cluster": None if node is None else _of_controller(settings, node),
         "http_fds": listening.http_fds,
         "https_fds": listening.https_fds,
         "tls": tls,
@@ -151,10 +149,14 @@ def children(
         "memory_high_watermark": settings.memory.high_watermark,
         "memory_high_watermark_bytes": settings.memory.high_watermark_bytes,
         "tracing": tracing,
+        "first_door": first_door,
+        "cluster": None if cluster is None else cluster.controller,
+        "own_shards": numbers,
+        "session_keys": keys,
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
-    if node is not None:
-        fds += (node.fd,)
+    if cluster is not None:
+        fds += (cluster.fd,)
     plans = [ChildPlan("controller", 0, "shardmq.broker.controller", section, fds)]
     front_doors = []
     for index, plain in enumerate(listening.amqp_fds):
@@ -163,9 +165,9 @@ def children(
             **for_all,
             **_without(settings.front_doors, "count", "connections_max"),
             "door": first_door + index,
-            "session_keys": session_keys,
             "doors": doors,
-            "shards": shards,
+            "shards": numbers,
+            "session_keys": keys,
             "listen_fds": list(plain),
             "tls_listen_fds": list(secure),
             "backlog": BACKLOG,
@@ -179,23 +181,23 @@ def children(
         module, fds = "shardmq.broker.front_door", plain + secure
         plan = ChildPlan("front-door", index, module, section, fds, front_door=index)
         front_doors.append(plan)
-    for index, shard in enumerate(shards):
+    for index, number in enumerate(numbers):
         section = {
             **for_all,
             **_without(settings.shards, "count"),
             "data_dir": settings.data_dir,
-            "shard": shard,
+            "shard": number,
         }
         fds = ()
-        if node is not None:
-            section |= {"session_fd": node.shard_fds[index], "session_keys": session_keys}
-            fds = (node.shard_fds[index],)
-        plan = ChildPlan("shard", shard, "shardmq.shardd", section, fds)
+        if cluster is not None:
+            fds = (cluster.session_fds[index],)
+            section |= {"session_fd": fds[0], "session_keys": keys}
+        plan = ChildPlan("shard", number, "shardmq.shardd", section, fds)
         if settings.front_doors.count == 0:
             door = front_doors[index]
             both = {"shard": section, "front_door": door.section}
             plan = ChildPlan(
-                "shard", shard, "shardmq.combined", both, (*fds, *door.fds), front_door=index
+                "shard", number, "shardmq.combined", both, door.fds + fds, front_door=index
             )
         plans.append(plan)
     if settings.front_doors.count:
@@ -206,33 +208,11 @@ def children(
             **_without(settings.reader, "enabled"),
             "listen_fd": fd,
             "data_dir": settings.data_dir,
-            "shards": shards,
+            "shards": numbers,
         }
         module = "shardmq.shardd.reader"
         plans.append(ChildPlan("reader", 0, module, section, (fd,), needed=False, called_at=fd))
     return plans
-
-
-def _of_controller(settings: Settings, node: NodeOfCluster) -> dict[str, Any]:
-    """Return the section of the cluster for the controller."""
-    cluster = settings.cluster
-    return {
-        "name": node.cluster,
-        "node": node.name,
-        "number": node.number,
-        "fd": node.fd,
-        "host": node.host,
-        "port": node.port,
-        "keys": node.keys,
-        "etcd": {
-            "endpoints": cluster.endpoints,
-            "user": cluster.etcd_user,
-            "password": cluster.etcd_password,
-            "ca": cluster.etcd_ca,
-            "cert": cluster.etcd_cert,
-            "key": cluster.etcd_key,
-        },
-    }
 
 
 def _without(table: msgspec.Struct, *names: str) -> dict[str, Any]:

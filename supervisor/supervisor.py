@@ -39,8 +39,8 @@ from shardmq.supervisor.member import Member
 from shardmq.supervisor.plan import (
     STAGES,
     ChildPlan,
+    ClusterPlan,
     Listening,
-    NodeOfCluster,
     children,
     shard_count,
 )
@@ -64,7 +64,8 @@ WAITING, UNCALLED = "waiting", "uncalled"
 
 log = logging.getLogger("supervisor")
 
-Planner = Callable[[Settings, int, str, str, Listening], list[ChildPlan]]
+# Its arguments are those of `plan.children`.
+Planner = Callable[..., list[ChildPlan]]
 # Reads the settings again and lays the given ones over them. Raises ConfigError.
 Reread = Callable[[dict[str, Any]], Effective]
 
@@ -132,7 +133,7 @@ class Supervisor:
         self._data = DataDirectory(Path(data_dir))
         self._lifeline: tuple[int, int] = (-1, -1)
         self._member: Member | None = None  # of a cluster
-        self._node: NodeOfCluster | None = None  # known when the cluster has a place for it
+        self._node: ClusterPlan | None = None  # known when the cluster has a place for it
         self._reader_socket: socket.socket | None = None
         self._ending = asyncio.Event()
         self._exit_status = DRAINED
@@ -232,9 +233,10 @@ class Supervisor:
 
     def _plans(self) -> list[ChildPlan]:
         reader_fd = self._reader_socket.fileno() if self._reader_socket is not None else -1
-        listening = replace(self.sockets.listening(), reader_fd=reader_fd, node=self._node)
+        listening = replace(self.sockets.listening(), reader_fd=reader_fd)
+        of_cluster = () if self._node is None else (self._node,)
         return self._planner(
-            self.settings, self._cores, str(self.runtime.path), self.boot, listening
+            self.settings, self._cores, str(self.runtime.path), self.boot, listening, *of_cluster
         )
 
     async def run(self, announce: Callable[[str], None] = print) -> int:

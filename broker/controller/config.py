@@ -9,6 +9,7 @@ import msgspec
 from shardmq.broker.model.passwords import FOR_NEW
 from shardmq.broker.shared.config import Tls
 from shardmq.cluster.secret import Keys
+from shardmq.shardd.wire.session import SessionKeys
 
 SHARDS_MAX = 64
 DOORS_MAX = 1024
@@ -54,13 +55,14 @@ class Etcd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The cluster that this node is of.
 
-    node: the name of this node.
+    node: the name of this node, which has the number `number`.
     fd: the socket at which the other nodes reach this controller, at `host` and `port`.
     release: the version of the program, for people.
     """
 
     name: str
     node: str
+    number: int
     fd: int
     host: str
     port: int
@@ -86,6 +88,9 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     tracing: where the spans of front doors go; None: they make none.
     first_door: the number of the first of `doors` front doors.
     cluster: None: this host is the whole broker.
+    own_shards: the shards of this node; None: all.
+    session_keys: the keys by which shards of other nodes are reached; None: there are no others.
+    term: the term in which this controller leads a cluster.
     """
 
     data_dir: str
@@ -115,6 +120,9 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     memory_high_watermark_bytes: int = 0
     tracing: Tracing | None = None
     cluster: Cluster | None = None
+    own_shards: list[int] | None = None
+    session_keys: SessionKeys | None = None
+    term: int = 0
     log_level: str = "info"
     log_format: str = "auto"
 

@@ -86,7 +86,13 @@ class Controller:
             config.channel_max_per_node,
         )
         self.links = DoorLinks(config.boot, doors)
-        self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
+        self.shards = ShardLinks(
+            config.shards,
+            wire.incarnation_at(time.monotonic_ns()),
+            config.own_shards,
+            config.session_keys,
+            config.term,
+        )
         self.authority = Authority(
             load_or_begin(self.definitions, config),
             self.definitions,
@@ -161,13 +167,13 @@ class Controller:
         self.definitions.close()
         return 0 if error is None else 1
 
-    def learn(self, nodes: Mapping[int, list[ShardElsewhere]]) -> None:
-        """Take the shards of all nodes of the cluster, by the number of the node."""
+    def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Collection[int]) -> None:
+        """Take the shards and front doors of the nodes of the cluster that live."""
         own = node_of(self.config.first_door)
         for node, shards in nodes.items():
             for shard in shards if node != own else ():
                 self.shards.learn(shard.number, shard.address)
-        self.links.learn(nodes)
+        self.links.learn(nodes, doors)
 
     def connection(self, service: str) -> asyncio.Protocol:
         """Return the protocol of a connection that another node relays. Raises NoStream."""

@@ -110,6 +110,7 @@ def _show_version(wanted: bool) -> None:
 
 # The commands that have commands of their own: the module and the application of typer of each.
 GROUPS: Final = {
+    "cluster": "cluster.app",
     "context": "context_commands.app",
     "diagnostics": "diagnostics.app",
     "route": "routes.route",

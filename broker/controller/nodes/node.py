@@ -38,10 +38,11 @@ from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
-from shardmq.broker.shared.control import ShardElsewhere
+from shardmq.broker.shared.control import DOORS_PER_NODE, ShardElsewhere
 from shardmq.cluster.etcd import Etcd, Tls
 from shardmq.cluster.pairs import Compare, EtcdAway, EtcdRefused, Put
-from shardmq.cluster.records import ControllerRecord, Keys, NodeRecord
+from shardmq.cluster import records
+from shardmq.cluster.records import SHARD_PORT, KeyNames, Leader
 from shardmq.cluster.secret import tls_context
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
@@ -70,7 +71,7 @@ class Node:
             password=etcd.password,
             tls=Tls(etcd.ca, etcd.cert, etcd.key),
         )
-        self._keys = Keys(cluster.name)
+        self._keys = KeyNames(cluster.name)
         self._nodes = Nodes(self._etcd, self._keys, self._changed)
         self._leader: Controller | None = None
         self._term = 0  # in which this node leads
@@ -123,7 +124,7 @@ class Node:
         while True:
             version = self._nodes.version
             known, revision = self._nodes.controller, self._nodes.revision
-            if version and (known is None or known.leader == self._cluster.node):
+            if version and (known is None or self._is_own(known)):
                 term = 1 if known is None else known.term + 1
                 if await self._claim(term, revision):
                     self._term = term
@@ -133,19 +134,19 @@ class Node:
     async def _claim(self, term: int, revision: int) -> bool:
         """Say in etcd that this node leads, unless the record has changed since `revision`."""
         cluster = self._cluster
-        record = ControllerRecord(
+        address = f"[{cluster.host}]" if ":" in cluster.host else cluster.host
+        record = Leader(
             term=term,
-            leader=cluster.node,
-            in_sync=(cluster.node,),
-            host=cluster.host,
-            port=cluster.port,
+            leader=cluster.number,
+            in_sync=[cluster.number],
+            address=f"{address}:{cluster.port}",
         )
         key = self._keys.controller
         unchanged = (
             Compare(key, mod_revision=revision) if revision else Compare(key, create_revision=0)
         )
         try:
-            outcome = await self._etcd.transact([unchanged], [Put(key, msgspec.json.encode(record))])
+            outcome = await self._etcd.transact([unchanged], [Put(key, records.encoded(record))])
         except EtcdAway as error:
             # If etcd has it all the same, the watch will show it as this node's, and it is raised.
             log.warning("etcd is away: %s", error)
@@ -161,14 +162,15 @@ class Node:
         if self._leader is None or known is None:
             return
         if known.term > self._term or (known.term == self._term and not self._is_own(known)):
-            log.error("%s leads in term %d: this controller begins anew", known.leader, known.term)
+            log.error("node %d leads in term %d: this one begins anew", known.leader, known.term)
             self._status = DEPOSED
             self._role_ends.set()
             return
-        self._leader.learn(shards_of(self._nodes.nodes.values()))
+        nodes = self._nodes.nodes.values()
+        self._leader.learn(shards_of(nodes), doors_of(nodes))
 
-    def _is_own(self, record: ControllerRecord) -> bool:
-        return record.leader == self._cluster.node
+    def _is_own(self, record: Leader) -> bool:
+        return record.leader == self._cluster.number
 
     # -- the two roles -----------------------------------------------------------------------------
 
@@ -195,8 +197,8 @@ class Node:
     async def _lead(self) -> None:
         """Be the controller of the whole cluster until the role or the process ends."""
         self._role_ends.clear()
-        doors = [door for node in self._nodes.nodes.values() for door in node.doors]
-        controller = Controller(self._config, doors)
+        config = msgspec.structs.replace(self._config, term=self._term)
+        controller = Controller(config, doors_of(self._nodes.nodes.values()))
         self._leader = controller
         self._changed()
         ending = asyncio.create_task(self._end_role())
@@ -252,14 +254,24 @@ class Node:
             raise
 
 
-def shards_of(nodes: Iterable[NodeRecord]) -> dict[int, list[ShardElsewhere]]:
+def shards_of(nodes: Iterable[records.Node]) -> dict[int, list[ShardElsewhere]]:
     """Return the shards of each node, by the number of the node."""
     return {
         node.number: [
-            ShardElsewhere(number, node.name, f"tcp://{node.host}:{port}")
-            for number, port in sorted(node.shards.items())
+            ShardElsewhere(
+                int(name.removeprefix(SHARD_PORT)), node.name, f"tcp://{node.address}:{port}"
+            )
+            for name, port in node.ports.items()
+            if name.startswith(SHARD_PORT)
         ]
         for node in nodes
+    }
+
+
+def doors_of(nodes: Iterable[records.Node]) -> set[int]:
+    """Return the numbers of the front doors of these nodes."""
+    return {
+        node.number * DOORS_PER_NODE + index for node in nodes for index in range(node.front_doors)
     }
 
 

@@ -7,12 +7,10 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing
 
-import msgspec
-
 from shardmq.broker.controller.nodes.streams import Address
 from shardmq.cluster.etcd import Etcd
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
-from shardmq.cluster.records import ControllerRecord, Keys, NodeRecord
+from shardmq.cluster.records import BadRecord, KeyNames, Leader, Node, decoded, number_in
 
 log = logging.getLogger(__name__)
 
@@ -20,15 +18,15 @@ log = logging.getLogger(__name__)
 class Nodes:
     """A copy of what etcd has of the nodes; `run` keeps it in step.
 
-    nodes: the nodes that are alive, by name.
+    nodes: the nodes that are alive, by number.
     controller: the record of the leader, with the revision of its last change (0: there is none).
     version: counts the news of etcd; 0 before the first listing.
     changed: called after each change.
     """
 
-    def __init__(self, etcd: Etcd, keys: Keys, changed: Callable[[], None]) -> None:
-        self.nodes: dict[str, NodeRecord] = {}
-        self.controller: ControllerRecord | None = None
+    def __init__(self, etcd: Etcd, keys: KeyNames, changed: Callable[[], None]) -> None:
+        self.nodes: dict[int, Node] = {}
+        self.controller: Leader | None = None
         self.revision = 0
         self.version = 0
         self._etcd = etcd
@@ -37,7 +35,7 @@ class Nodes:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        async with aclosing(self._etcd.watch(self._keys.prefix)) as watch:
+        async with aclosing(self._etcd.watch(self._keys.all)) as watch:
             async for news in watch:
                 self._take_all(news)
 
@@ -61,14 +59,15 @@ class Nodes:
             if news.key == self._keys.controller:
                 self.controller, self.revision = None, 0
                 if value is not None:
-                    self.controller = msgspec.json.decode(value, type=ControllerRecord)
+                    self.controller = decoded(news.key, value, Leader)
                     self.revision = news.mod_revision
-            elif (name := self._keys.node_of(news.key)) is not None:
-                self.nodes.pop(name, None)
+            elif news.key.startswith(self._keys.nodes):
+                number = number_in(news.key)
+                self.nodes.pop(number, None)
                 if value is not None:
-                    self.nodes[name] = msgspec.json.decode(value, type=NodeRecord)
-        except msgspec.MsgspecError as error:
-            log.error("etcd has a wrong value at %s: %s", news.key, error)
+                    self.nodes[number] = decoded(news.key, value, Node)
+        except BadRecord as error:
+            log.error("etcd has a wrong value: %s", error)
 
     async def newer(self, version: int) -> None:
         """Wait until `version` is another one."""
@@ -87,4 +86,5 @@ class Nodes:
                     await self._news.wait()
             except TimeoutError:
                 return None
-        return self.controller.host, self.controller.port
+        host, _, port = self.controller.address.rpartition(":")
+        return host.strip("[]"), int(port)
