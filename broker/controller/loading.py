@@ -19,13 +19,16 @@ from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, PermissionPut, UserPut, VhostPut
 from shardmq.broker.model.checks import Refusal
-from shardmq.broker.routing.placement import place
+from shardmq.broker.routing.placement import Placement
 
 log = logging.getLogger(__name__)
 
 
 def load_or_begin(
-    definitions: Definitions, config: ControllerConfig, needs_given: bool = False
+    definitions: Definitions,
+    config: ControllerConfig,
+    needs_given: bool = False,
+    placement: Placement | None = None,
 ) -> Catalog:
     """Return what exists, with what the file of `load_definitions` adds.
 
@@ -56,8 +59,7 @@ def load_or_begin(
         catalog,
         definitions.new_queue_id,
         server_name,
-        lambda vhost, name: place(vhost, name, config.shards),
-        config.shards,
+        placement or Placement(range(config.shards)),
     )
     _load_given(given, decisions, definitions, catalog, config, needs_all=begin or needs_given)
     _apply(decisions.restore(), definitions, catalog)

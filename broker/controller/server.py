@@ -37,6 +37,7 @@ from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import AnyChange
 from shardmq.broker.model.checks import Refusal
+from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
 from shardmq.broker.shared.control import (
@@ -85,6 +86,9 @@ class Controller:
             config.connections_max,
             config.channel_max_per_node,
         )
+        shards = range(config.shards) if config.own_shards is None else config.own_shards
+        self._own_shards = tuple(shards)
+        self.placement = Placement(shards)
         self.links = DoorLinks(config.boot, doors)
         self.shards = ShardLinks(
             config.shards,
@@ -94,11 +98,12 @@ class Controller:
             config.term,
         )
         self.authority = Authority(
-            load_or_begin(self.definitions, config),
+            load_or_begin(self.definitions, config, placement=self.placement),
             self.definitions,
             self.links,
             self.shards,
             self.presence,
+            self.placement,
             hashing_algorithm=config.hashing_algorithm,
         )
         self.memberships = Memberships(
@@ -173,6 +178,8 @@ class Controller:
         for node, shards in nodes.items():
             for shard in shards if node != own else ():
                 self.shards.learn(shard.number, shard.address)
+        elsewhere = {shard.number for shards in nodes.values() for shard in shards}
+        self.placement.change(sorted(elsewhere.union(self._own_shards)))
         self.links.learn(nodes, doors)
 
     def connection(self, service: str) -> asyncio.Protocol:

@@ -30,6 +30,7 @@ from shardmq.broker.controller.management.metrics.stats_collector import StatsCo
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.model.changes import AnyChange, QueuePut
+from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import ConnectionInfo, DoorReport
 from shardmq.shardd.wire import messages as wire
 
@@ -250,7 +251,9 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     config = ControllerConfig(data_dir=str(tmp_path), runtime_dir=str(tmp_path), boot="b", shards=2)
     definitions = Definitions(tmp_path, "b")
     shards, doors, presence = FakeShards(), FakeDoors(), Presence()
-    authority = Authority(load_or_begin(definitions, config), definitions, doors, shards, presence)
+    placement = Placement(range(config.shards))
+    catalog = load_or_begin(definitions, config)
+    authority = Authority(catalog, definitions, doors, shards, presence, placement)
     presence.up(
         ConnectionInfo(
             OWNER,
