@@ -65,6 +65,8 @@ WATCHDOG_S = 1.0
 # A front door that has not come back so long after a restart of the controller is gone, with its
 # connections.
 DOORS_RETURN_S_MAX = 30.0
+# The shards of each node, and the numbers of all front doors.
+Nodes = tuple[Mapping[int, list[ShardElsewhere]], Collection[int]]
 # Requests that do not change the catalog.
 NOT_OF_THE_CATALOG = frozenset(
     (ConnectionOpen, ConsumerJoin, VirtualLook, ChannelOpen, ChannelClose)
@@ -91,9 +93,9 @@ class Controller:
         self.placement = Placement(shards)
         self.links = DoorLinks(config.boot, doors)
         self.shards = ShardLinks(
-            config.shards,
+            max(self._own_shards) + 1,
             wire.incarnation_at(time.monotonic_ns()),
-            config.own_shards,
+            self._own_shards,
             config.session_keys,
             config.term,
         )
@@ -118,7 +120,8 @@ class Controller:
         self.ended_streams = EndedStreams(self.streams, lambda: self.config)
         self._reloading: asyncio.Task[None] | None = None
         self._http: Any = None  # the servers, while they run
-        self._is_up = False
+        self._is_up = self._is_listening = False
+        self._nodes: Nodes = {}, ()
         self.certificates = None if config.tls is None else Certificates(config.tls)
         self.links.handler = self
         self.shards.handler = self.authority
@@ -131,6 +134,8 @@ class Controller:
         writer.add_done_callback(lambda _: stop.set())
         await self.shards.start(runtime_dir)
         await self.links.start(runtime_dir, self.authority.catalog.version)
+        self._is_listening = True
+        self.learn(*self._nodes)
         self.memberships.start()
         if self.spans is not None:
             self.spans.start()
@@ -174,6 +179,9 @@ class Controller:
 
     def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Collection[int]) -> None:
         """Take the shards and front doors of the nodes of the cluster that live."""
+        self._nodes = nodes, doors
+        if not self._is_listening:
+            return
         own = node_of(self.config.first_door)
         for node, shards in nodes.items():
             for shard in shards if node != own else ():

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 # The wait before the next session. It is longer than the step of an incarnation, so that the next
 # process of a peer has a higher incarnation than all sessions of this one.
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 2.0
+RECONNECT_MS = -1  # never
 ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
@@ -93,7 +94,7 @@ class Dialer:
         self.incarnation += 1
         made = self._socket = self._context.socket(zmq.DEALER)
         prepare(made, self._keys)
-        made.setsockopt(zmq.RECONNECT_IVL, -1)
+        made.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         made.curve_serverkey = self._keys.public.encode()
         self._monitor = made.get_monitor_socket(ENDS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._loop.add_reader(self._monitor.fileno(), self._look)

@@ -155,7 +155,7 @@ class ShardLinks:
         if isinstance(shard.way, Dialer):
             if shard.way.address == address:
                 return
-            self.forget(number)
+            self.forget_shard(number)
         assert shard.way is None, f"shard {number} is of this node"
         shard.way = Dialer(
             self._context,
@@ -168,7 +168,7 @@ class ShardLinks:
         )
         shard.way.start(asyncio.get_running_loop())
 
-    def forget(self, number: int) -> None:
+    def forget_shard(self, number: int) -> None:
         """Take a shard of another node for gone, for good or until it is learnt of again."""
         shard = self.shards[number]
         if isinstance(shard.way, Dialer):
@@ -338,6 +338,8 @@ class ShardLinks:
         if head.kind != wire.CONTROL or head.shard >= len(self.shards):
             return
         shard, message = self.shards[head.shard], envelope.read_control(data)
+        if isinstance(shard.way, Dialer) and head.incarnation != shard.incarnation:
+            return  # of an earlier session, or not by a session
         if isinstance(message, wire.Hello):
             self._hello(shard, head.epoch, message)
             return

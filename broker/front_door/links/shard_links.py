@@ -167,7 +167,7 @@ class ShardLinks(LinksState):
         if link.dialer is not None:
             if link.dialer.address == address:
                 return
-            self.forget(shard)
+            self.forget_shard(shard)
         assert self._keys is not None, "only a cluster has other nodes"
         assert link.socket is None and not link.is_local, f"shard {shard} is of this node"
         link.dialer = Dialer(
@@ -183,14 +183,14 @@ class ShardLinks(LinksState):
         if self._one_up is not None:
             link.connect(asyncio.get_running_loop(), address)
 
-    def forget(self, shard: int) -> None:
+    def forget_shard(self, shard: int) -> None:
         """Take a shard of another node for gone, for good or until it is learnt of again."""
         link = self.links[shard]
         self.known.remove(link)
         link.leave(self._now())
 
     @property
-    def count(self) -> int:
+    def shard_count(self) -> int:
         """Return how many shards there are, as far as this front door knows."""
         return len(self.known)
 
