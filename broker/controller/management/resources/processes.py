@@ -23,43 +23,10 @@ from shardmq.shardd.wire.histogram import SUM, parts_of
 from shardmq.shardd.wire.messages import LOW_ON_DISK
 from shardmq.supervisor.logs import KEPT
 
-# Fields that the supervisor writes. `status` and `last_end` are texts for people.
-# `front_door` is the number of the front door in the process, which may be a shard, too.
-SHOWN = (
-    "name", "kind", "index", "front_door", "pid", "state", "status", "restarts", "last_end",
-    "started_at",
-)  # fmt: skip
 DISK_KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
 FEW_FILES = "file_descriptor_limit"
 FILES_PART_MAX = 0.9
 FILES_UNLIMITED = 1 << 62
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-def status(context: Context) -> dict[str, Any]:
-    """Return the supervisor's status.json; {} without a supervisor."""
-    try:
-        found = json.loads((Path(context.config.runtime_dir) / "status.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {"children": found}
-
-
-def rss_bytes(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def open_files(pid: int) -> tuple[int | None, int | None]:
-    """Return how many files a process has open, and how many it may open."""
-    try:
-        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
-        limit = next(line.split()[3] for line in limits if line.startswith("Max open files"))
-        return len(os.listdir(f"/proc/{pid}/fd")), int(limit) if limit.isdigit() else None
-    except (OSError, StopIteration):
-        return None, None
 
 
 def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
@@ -75,28 +42,13 @@ def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def rows(context: Context) -> list[dict[str, Any]]:
-    now = time.time()
-    found, shown = status(context), []
-    # The supervisor is no child of its own, but its pid is what stops the broker by hand.
-    supervisor = {
-        "name": "supervisor",
-        "kind": "supervisor",
-        "index": 0,
-        "state": "ready",
-        "restarts": 0,
-        "pid": found.get("pid"),
-        "started_at": found.get("started_at"),
-    }
-    for child in [supervisor, *found.get("children", [])] if found else []:
-        row = {name: child.get(name) for name in SHOWN}
-        if row["started_at"]:
-            row["uptime"] = round(max(0.0, now - row["started_at"]), 3)
-        if row["pid"]:
-            row["rss_bytes"] = rss_bytes(row["pid"])
-            row["fd_used"], row["fd_total"] = open_files(row["pid"])
-        if row["kind"] == "shard":
-            row["queues"] = context.catalog.index.count_on(row["index"])
-        shown.append(row)
+    """Return the rows of the processes of all nodes that tell."""
+    shown = []
+    for name, facts in context.cluster.facts().items():
+        for row in facts.processes:
+            shown.append({**row, "node": name})
+            if row["kind"] == "shard":
+                shown[-1]["queues"] = context.catalog.index.count_on(row["index"])
     return shown
 
 
