@@ -5,8 +5,8 @@
     /shardmq/NAME/controller    Leader   changed by transactions on its revision only
     /shardmq/NAME/joins/ID      Join     a member that is catching up
 
-A newer version may add fields: unknown ones are ignored. Whoever changes a record of a newer
-version would drop its fields, so nodes of two versions change no record of each other's kind.
+A newer version may add fields. Unknown fields are ignored, and are lost when an older node writes
+the record, so an added field must not matter until every node knows it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from msgspec import Meta, Struct
 
 CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NODES_MAX: Final = 255
+# How the names of the ports of shards begin in the record of a node; the number follows.
+SHARD_PORT: Final = "shard-"
 # How the names of the ports of shards begin in the record of a node; the number follows.
 SHARD_PORT: Final = "shard-"
 
@@ -100,7 +102,7 @@ class Copies(Struct, frozen=True):
 
 
 class Leader(Struct, frozen=True):
-    """Which node leads the catalog in which term, where its controller is, and who has all of it."""
+    """Which node leads the catalog in which term, where it is, and who has all of the catalog."""
 
     term: Count
     leader: NodeNumber

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    "bench", "broker", "combined", "deploy", "examples", "pyspark_shardmq", "shardd", "supervisor",
+    "bench", "broker", "cluster", "combined", "deploy", "examples", "pyspark_shardmq", "shardd", "supervisor",
     "tests",
 )  # fmt: skip
 FILES = [path.name for path in ROOT.iterdir() if path.is_file()] + [
