@@ -101,9 +101,7 @@ class Store(Protocol):
 
     async def range(self, prefix: str) -> Listing: ...
 
-    async def transact(
-        self, compares: Iterable[Compare], then: Iterable[Operation]
-    ) -> Outcome: ...
+    async def transact(self, compares: Iterable[Compare], then: Iterable[Operation]) -> Outcome: ...
 
 
 class Claims:
@@ -170,9 +168,9 @@ class Claims:
         for shard in range(SHARDS_MAX):
             if len(own) >= count:
                 break
-            if shard not in owners and shard not in own:
-                if await self._create_shard(shard, place.number):
-                    own.add(shard)
+            is_free = shard not in owners and shard not in own
+            if is_free and await self._create_shard(shard, place.number):
+                own.add(shard)
         if len(own) < count:
             raise NoPlace(
                 f"the cluster has {SHARDS_MAX} shards, which is the most that it can have: "

@@ -21,8 +21,6 @@ CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NODES_MAX: Final = 255
 # How the names of the ports of shards begin in the record of a node; the number follows.
 SHARD_PORT: Final = "shard-"
-# How the names of the ports of shards begin in the record of a node; the number follows.
-SHARD_PORT: Final = "shard-"
 
 NodeNumber = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Count = Annotated[int, Meta(ge=0)]

@@ -285,7 +285,9 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
         if not CLUSTER_NAME.fullmatch(self.name):
             raise ValueError("name: expected 1 to 64 letters, digits, '.', '-' and '_'")
         if not self.secret:
-            raise ValueError("secret: it must be set, because the nodes of a cluster know each other by it")
+            raise ValueError(
+                "secret: it must be set, because the nodes of a cluster know each other by it"
+            )
         if self.etcd_key and not self.etcd_cert:
             raise ValueError("etcd_key: it is of no use without etcd_cert")
         if self.etcd_password and not self.etcd_user:

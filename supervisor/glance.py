@@ -1,4 +1,4 @@
-"""A glance at the command line, the environment and the settings file, before anything is imported."""
+"""A glance at the arguments, the environment and the settings file, before anything else."""
 
 from __future__ import annotations
 

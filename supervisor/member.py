@@ -1,4 +1,4 @@
-"""This host as a node of a cluster: what it claims in etcd at its start, and its sign of life.
+"""A host as a node of a cluster: what it claims in etcd at its start, and its sign of life.
 
 The lease of the node is renewed from the first to the last moment of the supervisor, whatever the
 other processes do. That etcd is away is no error: the node waits for it at its start, and tries on

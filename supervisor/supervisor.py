@@ -27,7 +27,7 @@ import msgspec
 
 from shardmq.supervisor import systemd
 from shardmq.supervisor.child import EXITED, READY, STARTING, Child, describe_exit
-from shardmq.supervisor.config import ConfigError, Settings, Supervision, kinds
+from shardmq.supervisor.config import ConfigError, Supervision, kinds
 from shardmq.supervisor.directories import (
     READER_NAME,
     DataDirectory,
@@ -40,7 +40,6 @@ from shardmq.supervisor.plan import (
     STAGES,
     ChildPlan,
     ClusterPlan,
-    Listening,
     children,
     shard_count,
 )

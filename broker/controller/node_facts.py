@@ -1,4 +1,4 @@
-"""What only a node itself can tell: its processes with their memory and files, and its listeners."""
+"""What only a node itself can tell: its processes, their memory and files, and its listeners."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def facts_of(config: ControllerConfig, memory: MemoryWatch) -> NodeFacts:
         run_queue=int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]),
         data_dir=os.path.abspath(config.data_dir),
         # The last lines of each process. The whole log goes to the journal or to standard error.
-        log_files=sorted(str(path) for path in Path(config.runtime_dir).absolute().glob(f"{KEPT}*")),
+        log_files=sorted(
+            str(path) for path in Path(config.runtime_dir).absolute().glob(f"{KEPT}*")
+        ),
     )
 
 

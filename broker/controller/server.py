@@ -13,15 +13,26 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shardmq.broker.controller import memory
 from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.cluster_view import ClusterView, KnownNode
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import load_or_begin, read_given, warn_of_no_effect
-from shardmq.broker.controller.nodes.streams import CONTROL, HTTP, HTTPS, LOCAL, METRICS, NoStream
+from shardmq.broker.controller.node_facts import facts_of
+from shardmq.broker.controller.nodes.facts import FactsTold
+from shardmq.broker.controller.nodes.streams import (
+    CONTROL,
+    FACTS,
+    HTTP,
+    HTTPS,
+    LOCAL,
+    METRICS,
+    NoStream,
+)
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
 from shardmq.broker.controller.peers.shard_links import ShardLinks
@@ -75,6 +86,14 @@ NOT_OF_THE_CATALOG = frozenset(
 log = logging.getLogger(__name__)
 
 
+class Servers(Protocol):
+    """The servers of HTTP, `management.app.Servers`, which are imported only if they are needed."""
+
+    def connection(self, service: str) -> asyncio.Protocol: ...
+
+    async def cleanup(self) -> None: ...
+
+
 class Controller:
     """The parts of the controller, and the news that goes between them."""
 
@@ -91,6 +110,14 @@ class Controller:
         shards = range(config.shards) if config.own_shards is None else config.own_shards
         self._own_shards = tuple(shards)
         self.placement = Placement(shards)
+        name = NODE if config.cluster is None else config.cluster.node
+        self.memory = memory.MemoryWatch()
+        self.cluster = ClusterView(
+            node_of(config.first_door),
+            name,
+            self._own_shards,
+            lambda: facts_of(self.config, self.memory),
+        )
         self.links = DoorLinks(config.boot, doors)
         self.shards = ShardLinks(
             max(self._own_shards) + 1,
@@ -108,18 +135,15 @@ class Controller:
             self.placement,
             hashing_algorithm=config.hashing_algorithm,
         )
-        self.memberships = Memberships(
-            self.authority.catalog, self.links, self.shards, doors
-        )
+        self.memberships = Memberships(self.authority.catalog, self.links, self.shards, doors)
         self.resharding = Resharding(
             self.authority.catalog, self.authority, self.shards, self.links
         )
-        self.memory = memory.MemoryWatch()
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges()
         self.ended_streams = EndedStreams(self.streams, lambda: self.config)
         self._reloading: asyncio.Task[None] | None = None
-        self._http: Any = None  # the servers, while they run
+        self._http: Servers | None = None  # the servers, while they run
         self._is_up = self._is_listening = False
         self._nodes: Nodes = {}, ()
         self.certificates = None if config.tls is None else Certificates(config.tls)
@@ -177,6 +201,10 @@ class Controller:
         self.definitions.close()
         return 0 if error is None else 1
 
+    def know(self, nodes: Collection[KnownNode]) -> None:
+        """Take the nodes of the cluster, for those who look."""
+        self.cluster.know(nodes)
+
     def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Collection[int]) -> None:
         """Take the shards and front doors of the nodes of the cluster that live."""
         self._nodes = nodes, doors
@@ -190,12 +218,14 @@ class Controller:
         self.placement.change(sorted(elsewhere.union(self._own_shards)))
         self.links.learn(nodes, doors)
 
-    def connection(self, service: str) -> asyncio.Protocol:
-        """Return the protocol of a connection that another node relays. Raises NoStream."""
+    def connection(self, service: str, node: str) -> asyncio.Protocol:
+        """Return the protocol of a stream from another node. Raises NoStream."""
         if not self._is_up:
             raise NoStream("the controller starts or stops")
         if service == CONTROL:
             return self.links.connection()
+        if service == FACTS:
+            return FactsTold(partial(self.cluster.tell, node))
         if service in (HTTP, HTTPS, METRICS, LOCAL) and self._http is not None:
             return self._http.connection(service)
         raise NoStream(f"this node has no service '{service}'")
@@ -249,7 +279,7 @@ class Controller:
                 config.memory_high_watermark,
                 config.memory_high_watermark_bytes,
             )
-            self.links.set_alarm(self.memory.alarm)
+            self.links.set_alarm(self.cluster.memory_alarm(self.memory.alarm))
             await asyncio.sleep(WATCHDOG_S)
 
     # -- news from front doors (links.Handler) -------------------------------------------------
@@ -351,7 +381,7 @@ class Controller:
             self._drop_exclusive_of_absent(door)
 
 
-async def start_http(controller: Controller) -> Any:
+async def start_http(controller: Controller) -> Servers | None:
     """Start the HTTP API, which is imported only if there is a socket for it."""
     config = controller.config
     if not config.http_fds and not config.https_fds and not config.metrics_fds:
@@ -368,6 +398,7 @@ async def start_http(controller: Controller) -> Any:
         controller.links,
         lambda: controller.config,
         StatsCollector(controller.shards, controller.links, hidden_queues=catalog.hidden_queue_ids),
+        controller.cluster,
         controller.memberships.groups,
         controller.memory,
         resharding=controller.resharding.progress,

@@ -18,7 +18,7 @@ from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import AnyChange, ParameterPut, is_only_more
-from shardmq.broker.shared.control import AssignmentOrder, ConsumerHere, Fenced
+from shardmq.broker.shared.control import AssignmentOrder, ConsumerHere, Fenced, ShardElsewhere
 from shardmq.shardd.wire import messages as wire
 
 log = logging.getLogger("shardmq.broker.front_door.events")

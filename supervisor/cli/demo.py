@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -49,7 +50,9 @@ def demo(
     DIR/node-2 and so on. DIR/node-1/pid is the process id of the first one, and DIR/node-1/log its
     log. When all are ready, one line says `ready:` and the URL of each.
     """
-    etcd = shutil.which("etcd")
+    # `make` puts an etcd beside the interpreter of its environment.
+    path = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{Path(sys.executable).parent}"
+    etcd = shutil.which("etcd", path=path)
     if etcd is None:
         fail(NO_ETCD, UNREACHABLE)
     dir = dir.absolute()
@@ -97,7 +100,9 @@ class _Demo:
                 for index in range(len(self._addresses)):
                     self._start_node(index, endpoint)
                 if self._wait_until_ready():
-                    urls = (f"amqp://guest:guest@{at}:{self._ports['amqp']}/" for at in self._addresses)
+                    urls = (
+                        f"amqp://guest:guest@{at}:{self._ports['amqp']}/" for at in self._addresses
+                    )
                     typer.echo(f"ready: {' '.join(urls)}")
                     self._watch()
             return 0 if self._stops else FAILED
@@ -106,9 +111,10 @@ class _Demo:
 
     def _start_etcd(self) -> str:
         """Start etcd at free ports; return its endpoint, or "" if it does not answer."""
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(
-            ("127.0.0.1", 0)
-        ) as other:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as one,
+            socket.create_server(("127.0.0.1", 0)) as other,
+        ):
             client, peer = (f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in (one, other))
             port = one.getsockname()[1]
         command = [

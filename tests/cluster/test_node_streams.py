@@ -160,9 +160,7 @@ async def test_an_end_that_is_no_node_is_told_from_one() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
 
-    server = await asyncio.start_server(
-        echo, "127.0.0.1", 0, ssl=tls_context(KEYS, server=True)
-    )
+    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=tls_context(KEYS, server=True))
     address = server.sockets[0].getsockname()[:2]
     with pytest.raises(NoStream, match="does not speak as a node does"):
         await open_stream(address, tls_context(KEYS, server=False), opening(), Collected())

@@ -21,13 +21,16 @@ from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
 from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.cluster_view import ClusterView
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.loading import load_or_begin
 from shardmq.broker.controller.management.app import api_app
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.http_connections import SERVER
 from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
+from shardmq.broker.controller.node_facts import facts_of
 from shardmq.broker.controller.peers.presence import Presence
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.model.changes import AnyChange, QueuePut
 from shardmq.broker.routing.placement import Placement
@@ -294,8 +297,15 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     (tmp_path / "status.json").write_text(json.dumps(status))
     writer = asyncio.create_task(authority.run())
     clock = Clock()
+    view = ClusterView(0, NODE, (0, 1), lambda: facts_of(config, context.memory))
     context = Context(
-        authority, presence, shards, doors, lambda: config, StatsCollector(shards, doors, clock)
+        authority,
+        presence,
+        shards,
+        doors,
+        lambda: config,
+        StatsCollector(shards, doors, clock),
+        view,
     )  # type: ignore[arg-type]
     server = TestServer(api_app(context))
     await server.start_server(**SERVER)

@@ -12,18 +12,23 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from shardmq.broker.controller.cluster_view import KnownNode
 from shardmq.broker.controller.config import Cluster, ControllerConfig, read_config
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
+from shardmq.broker.controller.memory import MemoryWatch, pids
+from shardmq.broker.controller.node_facts import NodeFacts, facts_of
+from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
 from shardmq.broker.controller.nodes.relay import Relay
 from shardmq.broker.controller.nodes.streams import (
     CONTROL,
+    FACTS,
     HTTP,
     HTTPS,
     LOCAL,
@@ -33,15 +38,16 @@ from shardmq.broker.controller.nodes.streams import (
     NoStream,
     Opening,
     OpeningProtocol,
+    open_stream,
 )
 from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
 from shardmq.broker.shared.control import DOORS_PER_NODE, ShardElsewhere
+from shardmq.cluster import records
 from shardmq.cluster.etcd import Etcd, Tls
 from shardmq.cluster.pairs import Compare, EtcdAway, EtcdRefused, Put
-from shardmq.cluster import records
 from shardmq.cluster.records import SHARD_PORT, KeyNames, Leader
 from shardmq.cluster.secret import tls_context
 from shardmq.supervisor import notify
@@ -95,9 +101,9 @@ class Node:
             while not self._stop.is_set() and not self._status:
                 leads = asyncio.create_task(self._may_lead())
                 relay = await self._relay()
-                await asyncio.wait(
-                    (leads, stopping, watching), return_when=asyncio.FIRST_COMPLETED
-                )
+                telling = asyncio.create_task(self._tell())
+                await asyncio.wait((leads, stopping, watching), return_when=asyncio.FIRST_COMPLETED)
+                telling.cancel()
                 await relay.close()
                 if watching.done():
                     watching.result()
@@ -167,6 +173,7 @@ class Node:
             self._role_ends.set()
             return
         nodes = self._nodes.nodes.values()
+        self._leader.know(known_nodes(nodes))
         self._leader.learn(shards_of(nodes), doors_of(nodes))
 
     def _is_own(self, record: Leader) -> bool:
@@ -193,6 +200,25 @@ class Node:
                 await relay.listen(listening, service, tls if service == HTTPS else None)
         notify.ready()
         return relay
+
+    async def _tell(self) -> None:
+        """Tell the leader the facts of this node, and watch the memory for that."""
+        watch = MemoryWatch()
+
+        def facts() -> NodeFacts:
+            config = self._config
+            watch.look(
+                pids(config.runtime_dir),
+                config.memory_high_watermark,
+                config.memory_high_watermark_bytes,
+            )
+            return facts_of(config, watch)
+
+        def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[None]:
+            opening = self._opening(FACTS, None, None)
+            return open_stream(address, self._client_tls, opening, protocol)
+
+        await tell_facts(facts, self._nodes.leader, connect)
 
     async def _lead(self) -> None:
         """Be the controller of the whole cluster until the role or the process ends."""
@@ -245,13 +271,23 @@ class Node:
                 )
             if self._leader is None:
                 raise NoStream(f"{self._cluster.node} does not lead")
-            return self._leader.connection(opening.service)
+            return self._leader.connection(opening.service, opening.node)
         except NoStream as error:
             why = f"{opening.node} ({opening.service}): {error}"
             if why not in self._refused and len(self._refused) < REFUSED_MAX:
                 self._refused.add(why)
                 log.warning("a stream is refused: %s", why)
             raise
+
+
+def known_nodes(nodes: Iterable[records.Node]) -> list[KnownNode]:
+    """Return the nodes that are alive as the leader knows them."""
+    return [
+        KnownNode(
+            node.number, node.name, [each.number for each in shards_of([node])[node.number]], True
+        )
+        for node in nodes
+    ]
 
 
 def shards_of(nodes: Iterable[records.Node]) -> dict[int, list[ShardElsewhere]]:

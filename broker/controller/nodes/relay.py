@@ -23,7 +23,6 @@ from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsS
 from shardmq.broker.controller.nodes.pipe import PipeEnd
 from shardmq.broker.controller.nodes.streams import (
     CONTROL,
-    LOCAL,
     Address,
     NoStream,
     Opening,

@@ -28,6 +28,7 @@ LOCAL: Final = "local"  # HTTP of shardctl, by the socket of its host
 HTTP: Final = "http"
 HTTPS: Final = "https"  # HTTP that came by TLS, which ends at the relay
 METRICS: Final = "metrics"
+FACTS: Final = "facts"  # what nodes that do not lead tell about themselves
 
 Address = tuple[str, int]
 

@@ -310,7 +310,7 @@ class DoorLinks:
             await asyncio.sleep(0)
 
     def connection(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection, which the first message gives to a front door."""
+        """Return the protocol of a new connection. Its first message names the front door."""
         return _Stream(self)
 
     def doors(self) -> list[FrontDoorLink]:

@@ -277,9 +277,7 @@ class Reshaping:
         """
         first = self._first + index
         count = len(self._shards)
-        at = min(
-            range(count), key=lambda at: (self._load[self._shards[at]], (at - first) % count)
-        )
+        at = min(range(count), key=lambda at: (self._load[self._shards[at]], (at - first) % count))
         shard = self._shards[at]
         self._load[shard] += 1
         return shard
