@@ -5,6 +5,7 @@ A node claims both at its first start, each by a transaction that creates a reco
 data directory from another one which is started under the name of the same node.
 
     /shardmq/NAME/members/ID    Member   a node of the cluster, whether it runs or not
+    /shardmq/NAME/secret        a fingerprint of the secret, so that no node with another one joins
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from shardmq.cluster.pairs import Compare, Listing, Operation, Outcome, Put
+from shardmq.cluster.pairs import Compare, Get, Listing, Operation, Outcome, Put
 from shardmq.cluster.records import (
     NODES_MAX,
     BadRecord,
@@ -101,7 +102,12 @@ class Store(Protocol):
 
     async def range(self, prefix: str) -> Listing: ...
 
-    async def transact(self, compares: Iterable[Compare], then: Iterable[Operation]) -> Outcome: ...
+    async def transact(
+        self,
+        compares: Iterable[Compare],
+        then: Iterable[Operation],
+        otherwise: Iterable[Operation] = (),
+    ) -> Outcome: ...
 
 
 class Claims:
@@ -115,6 +121,15 @@ class Claims:
         self._etcd = etcd
         self._keys = KeyNames(cluster)
         self._members = members_key(cluster)
+
+    async def secret(self, fingerprint: bytes) -> None:
+        """Check that the cluster has the secret with this fingerprint. The first node sets it."""
+        key = f"{self._keys.all}secret"
+        absent = Compare(key, create_revision=0)
+        outcome = await self._etcd.transact([absent], [Put(key, fingerprint)], [Get(key)])
+        there = None if outcome.succeeded else outcome.pairs[0]
+        if there is not None and there.value != fingerprint:
+            raise NoPlace("the cluster has another secret than cluster.secret says")
 
     async def number(self, place: Place) -> Place:
         """Return the place with the number of the node, which is claimed if there is none yet."""

@@ -35,6 +35,11 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     curve_public: str
     curve_secret: str
 
+    @property
+    def fingerprint(self) -> bytes:
+        """A text by which nodes see in etcd that they have the same secret."""
+        return hashlib.sha256(self.certificate.encode()).hexdigest().encode()
+
 
 def keys_of(secret: str, cluster: str) -> Keys:
     """Return the keys that belong to a secret in the cluster of this name."""

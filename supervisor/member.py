@@ -117,8 +117,10 @@ class Member:
             ConfigError: The node cannot be of this cluster.
         """
         claims = Claims(self._etcd, self._settings.name)
+        self._keys = await asyncio.to_thread(keys_of, self._settings.secret, self._settings.name)
         while True:
             try:
+                await claims.secret(self._keys.fingerprint)
                 place = await claims.number(self.place)
                 place = await claims.shards(place, self._shards, self._held)
                 break
@@ -138,14 +140,14 @@ class Member:
         return place
 
     def node(self, place: Place, listening: Sequence[socket.socket]) -> ClusterPlan:
-        """Return what the children need to know. This takes a moment: keys are made of the secret.
+        """Return what the children need to know.
 
         Args:
             place: The place of this node.
             listening: The sockets for other nodes: that of the controller, then one for each shard.
         """
         first, *others = listening
-        settings, keys = self._settings, keys_of(self._settings.secret, place.cluster)
+        settings, keys = self._settings, self._keys
         controller = {
             "name": place.cluster,
             "node": self.name,

@@ -221,7 +221,7 @@ class Supervisor:
         except ConfigError as error:
             self._give_up(str(error), REFUSED)
             return False
-        self._node = await asyncio.to_thread(member.node, place, self.sockets.cluster)
+        self._node = member.node(place, self.sockets.cluster)
         self.slots = self._make_slots()
         member.announce(self.sockets)
         self._dirty.set()

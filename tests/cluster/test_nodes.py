@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -189,28 +188,10 @@ def test_who_is_no_node_of_the_cluster_is_told_why(cluster: RealCluster, tmp_pat
     assert "belongs to the node 'shardmq@a' of the cluster 'tea'" in refusal(
         tmp_path / "moved", *node_arguments(etcd, "a"), **variables
     )
+    assert "the cluster has another secret than cluster.secret says" in refusal(
+        tmp_path / "stranger", *node_arguments(etcd, "a"), **node_environment("another secret")
+    )
     del variables["SHARDMQ_CLUSTER_SECRET"]
     assert "cluster.secret: it must be set" in refusal(
         tmp_path / "x", *node_arguments(etcd, "a"), **variables
     )
-
-
-def test_a_node_with_another_secret_gets_nothing(cluster: RealCluster, tmp_path: Path) -> None:
-    stranger = subprocess.Popen(
-        [
-            sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(tmp_path / "stranger"),
-            "--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", "--shards", "1",
-            *node_arguments(cluster.etcd, "stranger"),
-        ],
-        cwd=SOURCE, env={**os.environ, **node_environment("another secret")},
-        stderr=(log := (tmp_path / "log").open("w")), stdout=log,
-    )  # fmt: skip
-    try:
-        wait_until(
-            lambda: "has another secret" in (tmp_path / "log").read_text(), "the line in the log"
-        )
-        assert "ready:" not in (tmp_path / "log").read_text()
-    finally:
-        stranger.send_signal(signal.SIGTERM)
-        stranger.wait(60)
-        log.close()

@@ -65,14 +65,16 @@ async def tell_facts(
     leader: waits up to so many seconds for a leader; returns its address, or None.
     connect: opens a stream to an address for a protocol. Raises NoStream.
     """
-    telling = _Telling()
+    telling, logged = _Telling(), ""
     try:
         while True:
             if telling.transport is None and (address := await leader(EACH_S)) is not None:
                 try:
                     await connect(address, telling)
                 except NoStream as error:
-                    log.debug("no stream for facts: %s", error)
+                    if str(error) != logged:
+                        logged = str(error)
+                        log.warning("no stream to the leader at %s:%d: %s", *address, error)
             if telling.transport is not None and telling.transport.get_write_buffer_size() == 0:
                 telling.transport.write(msgspec.json.encode(facts()) + b"\n")
             await asyncio.sleep(EACH_S)
