@@ -90,11 +90,8 @@ async def delete(call: Call) -> None:
     if info is None or (info.user != call.user.name and not call.has("administrator")):
         raise not_found()
     found = rows(call, await call.context.stats.anew())
-    if not any(
-        row["channel_details"] == _channel(call.context, info, channel)
-        and row["consumer_tag"] == tag
-        for row in found
-    ):
+    wanted = _channel(call.context, info, channel), tag
+    if all((row["channel_details"], row["consumer_tag"]) != wanted for row in found):
         raise not_found()
     log.info(
         "consumer '%s' of %s in vhost '%s' is cancelled by '%s'",
