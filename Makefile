@@ -37,6 +37,7 @@ $(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json examples/node/pa
 	.ci/node
 	.ci/examples
 	.ci/promtool
+	.ci/etcd
 	@touch $@
 
 run: $(VENV)/.run

@@ -85,12 +85,15 @@ def test_compiled_modules_begin_with_the_agreed_options(path: Path) -> None:
 # The folders of the repository lie at the top of its path; only what lies in `shardmq` is
 # installed.
 UNINSTALLED = re.compile(
-    r"^\s*(?:from|c?import) (?:broker|combined|shardd|supervisor)(?:[.\s]|$)", re.MULTILINE
+    r"^\s*(?:from|c?import) (?:broker|cluster|combined|shardd|supervisor)(?:[.\s]|$)", re.MULTILINE
 )
 
 
 def test_the_packages_are_imported_by_the_name_that_is_installed() -> None:
-    folders = ("broker", "combined", "shardd", "supervisor", "pyspark_shardmq", "tests", "bench")
+    folders = (
+        "broker", "cluster", "combined", "shardd", "supervisor", "pyspark_shardmq", "tests",
+        "bench",
+    )  # fmt: skip
     files = [
         path
         for folder in folders

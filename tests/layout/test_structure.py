@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("combined", "broker", "shardd", "supervisor", "pyspark_shardmq")
+PACKAGES = ("combined", "broker", "shardd", "supervisor", "cluster", "pyspark_shardmq")
 METHODS_MAX = 30
 # Classes that may have more methods, each with its reason. At most five.
 LARGE: dict[str, str] = {}

@@ -1,0 +1,140 @@
+"""The keys of a cluster in etcd, and the values at them, which are JSON.
+
+    /shardmq/NAME/nodes/ID      Node     ends with the lease of the node's supervisor
+    /shardmq/NAME/shards/N      Copies   changed by transactions on its revision only
+    /shardmq/NAME/controller    Leader   changed by transactions on its revision only
+    /shardmq/NAME/joins/ID      Join     a member that is catching up
+
+A newer version may add fields. Unknown fields are ignored, and are lost when an older node writes
+the record, so an added field must not matter until every node knows it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NODES_MAX: Final = 255
+# How the names of the ports of shards begin in the record of a node; the number follows.
+SHARD_PORT: Final = "shard-"
+
+NodeNumber = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class BadRecord(Exception):
+    """A value in etcd is not a record of its kind. The text names the key and the fault."""
+
+
+class KeyNames:
+    """The names of the keys of one cluster. Raises ValueError for a bad name of a cluster."""
+
+    def __init__(self, cluster: str) -> None:
+        if not CLUSTER_NAME.fullmatch(cluster):
+            raise ValueError(
+                f"{cluster!r} is no name of a cluster: 1 to 64 letters, digits, '.', '-' and '_'"
+            )
+        self.all = f"/shardmq/{cluster}/"
+        self.nodes = f"{self.all}nodes/"
+        self.shards = f"{self.all}shards/"
+        self.joins = f"{self.all}joins/"
+        self.controller = f"{self.all}controller"
+
+    def node(self, number: int) -> str:
+        """Return the key of a node."""
+        return f"{self.nodes}{number}"
+
+    def shard(self, number: int) -> str:
+        """Return the key of a shard."""
+        return f"{self.shards}{number}"
+
+    def join(self, number: int) -> str:
+        """Return the key of a node that is catching up."""
+        return f"{self.joins}{number}"
+
+
+def number_in(key: str) -> int:
+    """Return the number at the end of the key of a node, a shard or a join. Raises BadRecord."""
+    number = key.rpartition("/")[2]
+    if not (number.isascii() and number.isdigit()):
+        raise BadRecord(f"{key}: the key does not end with a number")
+    return int(number)
+
+
+class Node(Struct, frozen=True):
+    """A node that is alive: where it is reached and what it is.
+
+    `incarnation` is another number for each life of the node. `ports` are by the name of the
+    service, such as amqp, http and cluster.
+    """
+
+    number: NodeNumber
+    name: str
+    address: str
+    ports: dict[str, Annotated[int, Meta(ge=1, le=65535)]]
+    version: str
+    cores: Count
+    incarnation: Count
+    front_doors: Count = 0
+
+
+class Copies(Struct, frozen=True):
+    """Who leads a shard in which term, who has all of it, and who is to have it.
+
+    The numbers are those of nodes. The leader is in the in-sync set, and the set among the members.
+    """
+
+    term: Count
+    leader: NodeNumber
+    in_sync: list[NodeNumber]
+    members: list[NodeNumber]
+
+    def __post_init__(self) -> None:
+        _check_in_sync(self.leader, self.in_sync)
+        if not set(self.in_sync) <= set(self.members):
+            raise ValueError("a node of in_sync is not among the members")
+
+
+class Leader(Struct, frozen=True):
+    """Which node leads the catalog in which term, where it is, and who has all of the catalog."""
+
+    term: Count
+    leader: NodeNumber
+    in_sync: list[NodeNumber]
+    address: str
+
+    def __post_init__(self) -> None:
+        _check_in_sync(self.leader, self.in_sync)
+
+
+class Join(Struct, frozen=True):
+    """A life of a node that is catching up, and the shards that it copies."""
+
+    number: NodeNumber
+    incarnation: Count
+    shards: list[Count]
+
+
+_Record = TypeVar("_Record", Node, Copies, Leader, Join)
+
+
+def encoded(record: Node | Copies | Leader | Join) -> bytes:
+    """Return the value for etcd."""
+    return msgspec.json.encode(record)
+
+
+def decoded(key: str, value: bytes, kind: type[_Record]) -> _Record:
+    """Return the record that is the value of a key. Raises BadRecord."""
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except msgspec.DecodeError as error:
+        raise BadRecord(f"{key}: no {kind.__name__.lower()}: {error}") from None
+
+
+def _check_in_sync(leader: int, in_sync: list[int]) -> None:
+    if leader not in in_sync:
+        raise ValueError("the leader is not in in_sync")
