@@ -48,6 +48,7 @@ class Member:
         command += ["--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint]
         command += ["--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer]
         command += ["--logger", "zap", "--log-outputs", "stderr", *self.options]
+        command += ["--bcrypt-cost", "4"]
         self._ready.clear()
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         threading.Thread(target=self._read_log, args=[self._process], daemon=True).start()
