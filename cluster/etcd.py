@@ -2,8 +2,8 @@
 
 What the gateway does, found by asking etcd 3.4.23:
 
-- Keys and values are base64, 64-bit numbers are texts, and a field that is 0, empty or false is
-  left out.
+- Keys and values are base64. 64-bit numbers come as texts, and may be sent as numbers. A field that
+  is 0, empty or false is left out.
 - An error is `{"error": "text", "message": "text", "code": 5}` with the code of gRPC; in answers
   that are streams (watch, keep-alive) it is `{"error": {"grpc_code": 14, "message": "text"}}`.
 - A watch is one POST whose answer never ends: a line of JSON for each event. No second request can
@@ -198,7 +198,9 @@ def _failure(code: int, text: str) -> Exception:
         return _Failed(said, not_done=True)
     if LEASE_GONE in text:
         return LeaseGone(f"etcd refused: {said}")
-    return EtcdRefused(f"etcd refused: {said}") if code in REFUSALS else _Failed(said)
+    # Something between this client and etcd may answer with such codes, too.
+    is_refused = code in REFUSALS and ("etcdserver: " in text or text.startswith("grpc: "))
+    return EtcdRefused(f"etcd refused: {said}") if is_refused else _Failed(said)
 
 
 def _error_in(raw: bytes, status: int) -> Exception:
@@ -544,7 +546,9 @@ class Etcd:
                 self._forget_token(refused, logins)
                 continue
             except _Failed as failure:
-                reasons[endpoint] = str(failure)
+                # An attempt that had too little time at the end says less than one before.
+                if left_s >= self._attempt_s or endpoint not in reasons:
+                    reasons[endpoint] = str(failure)
                 if once and not failure.not_done:
                     text = "etcd may have carried out the transaction, or not"
                     raise EtcdAway(f"{text}: {endpoint}: {failure}", unknown=True) from None

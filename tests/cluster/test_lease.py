@@ -296,6 +296,31 @@ async def test_a_lease_whose_keys_are_not_written_is_not_held(
         await asyncio.gather(holding, return_exceptions=True)
 
 
+async def test_a_lease_is_held_while_etcd_renews_it_and_refuses_to_write() -> None:
+    etcd = FakeEtcd()
+    transact = etcd.transact
+    refused = asyncio.Event()
+
+    async def refuse(compares: Iterable[Compare], then: Iterable[Operation]) -> Outcome:
+        refused.set()
+        raise EtcdRefused("etcd refused: mvcc: database space exceeded")
+
+    async with held(etcd, {"/a": b"1"}) as node:
+        etcd.transact = refuse  # type: ignore[method-assign]
+        node.lease.put("/b", b"2")
+        until = time.monotonic() + 1.5 * TTL_S
+        while time.monotonic() < until:
+            refused.clear()
+            await refused.wait()
+        assert node.told == ["held"] and node.lease.is_held()
+        assert "space exceeded" in node.lease.trouble
+        etcd.transact = transact  # type: ignore[method-assign]
+        async with asyncio.timeout(WAIT_S):
+            while node.lease.trouble:
+                await asyncio.sleep(0.01)
+        assert etcd.leases == {1: {"/a": b"1", "/b": b"2"}}
+
+
 async def test_a_value_that_is_put_during_a_write_is_written_next() -> None:
     etcd = FakeEtcd(ttl_s=60)
     transact = etcd.transact

@@ -123,6 +123,10 @@ SERVERS: Final = {
     "no base64": (answering(NO_BASE64), WRONG),
     "deep": (answering(b"[" * 50_000), WRONG),
     "error of another": (answering(b'{"error":"out of order"}', "502 Bad Gateway"), "out of order"),
+    "refusal of another": (
+        answering(b'{"error":"no route","message":"no route","code":5}', "404 Not Found"),
+        "no route",
+    ),
     "redirect": (
         answering(b"", "302 Found", "Location: http://127.0.0.1:1/\r\n"),
         f"{WRONG} .HTTP status 302",
