@@ -2,8 +2,8 @@
 
 What the gateway does, found by asking etcd 3.4.23:
 
-- Keys and values are base64, 64-bit numbers are texts, and a field that is 0, empty or false is
-  left out.
+- Keys and values are base64. 64-bit numbers come as texts, and may be sent as numbers. A field that
+  is 0, empty or false is left out.
 - An error is `{"error": "text", "message": "text", "code": 5}` with the code of gRPC; in answers
   that are streams (watch, keep-alive) it is `{"error": {"grpc_code": 14, "message": "text"}}`.
 - A watch is one POST whose answer never ends: a line of JSON for each event. No second request can
@@ -198,7 +198,9 @@ def _failure(code: int, text: str) -> Exception:
         return _Failed(said, not_done=True)
     if LEASE_GONE in text:
         return LeaseGone(f"etcd refused: {said}")
-    return EtcdRefused(f"etcd refused: {said}") if code in REFUSALS else _Failed(said)
+    # Something between this client and etcd may answer with such codes, too.
+    is_refused = code in REFUSALS and ("etcdserver: " in text or text.startswith("grpc: "))
+    return EtcdRefused(f"etcd refused: {said}") if is_refused else _Failed(said)
 
 
 def _error_in(raw: bytes, status: int) -> Exception:
@@ -221,8 +223,12 @@ def _failed(error: Exception) -> _Failed:
         return _Failed("cannot be reached in time", not_done)
     if isinstance(error, TimeoutError):
         return _Failed("no answer in time")
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return _Failed(str(error.certificate_error), not_done)
     if isinstance(error, aiohttp.ClientConnectorError):
-        return _Failed(str(error.os_error.strerror or error.os_error), not_done)
+        # The text of asyncio has the address, which is named already, and not the reason.
+        refused = isinstance(error.os_error, ConnectionRefusedError)
+        return _Failed("connection refused" if refused else str(error.os_error), not_done)
     return _Failed(str(error) or type(error).__name__)
 
 
@@ -291,9 +297,9 @@ class Etcd:
     """A client for the endpoints of one etcd, such as `http://HOST:PORT` or `https://HOST:PORT`.
 
     Calls may run at the same time. They raise EtcdAway if no endpoint answers within `call_s`
-    seconds, and EtcdRefused with etcd's reason. `heard_at` is when etcd last answered anything, in
-    seconds of time.monotonic(); with a watch this is never longer ago than `silence_s` seconds and
-    the time of a call, unless etcd is away.
+    seconds, and EtcdRefused with etcd's reason. `heard_at` is when etcd last did what it was asked,
+    in seconds of time.monotonic(). With a watch this is never longer ago than `silence_s` seconds
+    and the time of a call, unless etcd is away.
 
     Args:
         endpoints: The members of etcd, which are tried in turn.
@@ -331,9 +337,10 @@ class Etcd:
             raise ValueError("etcd's key is of no use without a cert")
         if password and not user:
             raise ValueError("etcd's password is of no use without a user")
-        # TLS is used for https alone, and the certificates of the system take time to load.
-        secure = any(endpoint.startswith("https:") for endpoint in self.endpoints)
-        self._tls: ssl.SSLContext | bool = tls.context() if secure else True
+        self._tls = tls
+        self._is_secure = any(endpoint.startswith("https:") for endpoint in self.endpoints)
+        self._ssl: ssl.SSLContext | bool = True
+        self.reload()
         self._user = user
         self._password = password
         self._attempt_s = attempt_s
@@ -345,6 +352,12 @@ class Etcd:
         self._cluster_id = 0
         self._at = 0  # the endpoint that is asked first
         self._session: aiohttp.ClientSession | None = None
+
+    def reload(self) -> None:
+        """Read the files for TLS again, for later connections. Raises ValueError, as at first."""
+        # TLS is used for https alone, and the certificates of the system take time to load.
+        if self._is_secure:
+            self._ssl = self._tls.context()
 
     async def __aenter__(self) -> Etcd:
         return self
@@ -533,7 +546,9 @@ class Etcd:
                 self._forget_token(refused, logins)
                 continue
             except _Failed as failure:
-                reasons[endpoint] = str(failure)
+                # An attempt that had too little time at the end says less than one before.
+                if left_s >= self._attempt_s or endpoint not in reasons:
+                    reasons[endpoint] = str(failure)
                 if once and not failure.not_done:
                     text = "etcd may have carried out the transaction, or not"
                     raise EtcdAway(f"{text}: {endpoint}: {failure}", unknown=True) from None
@@ -620,7 +635,7 @@ class Etcd:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 # A connection for each request: none that died unseen is used for a transaction.
-                connector=aiohttp.TCPConnector(ssl=self._tls, limit=0, force_close=True),
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=HEADERS,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._attempt_s),
@@ -631,6 +646,7 @@ class Etcd:
             data=msgspec.json.encode(body),
             headers={"Authorization": self._token} if self._token else None,
             allow_redirects=False,
+            ssl=self._ssl,
         )
 
     def _decoded(self, raw: bytes, status: int, kind: type[_T], streamed: bool) -> _T:

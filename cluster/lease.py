@@ -75,7 +75,8 @@ class Lease:
         self._lapses_at = 0.0
         self._timer: asyncio.TimerHandle | None = None  # runs when the lease lapses
         self._values: dict[str, bytes] = {}
-        self._unwritten: set[str] = set()  # keys that this lease does not have yet
+        self._unwritten: set[str] = set()  # keys that the lease has not, or with an older value
+        self._has_keys = False  # Each key was written since the lease was made.
         self._wake = asyncio.Event()
         self._held = asyncio.Event()
 
@@ -103,9 +104,12 @@ class Lease:
             self._wake.clear()
             try:
                 renew_at = await self._renew()
+                if self._has_keys:
+                    self._become_held()  # Etcd may refuse writes and go on to renew leases.
                 await self._write()
+                self._become_held()
             except LeaseGone as gone:
-                self._lease = 0
+                self._lease, self._has_keys = 0, False
                 self._lose(str(gone))
                 wait_s = backoff.wait_s()
             except (EtcdAway, EtcdRefused) as error:
@@ -113,7 +117,6 @@ class Lease:
                 wait_s = backoff.wait_s()
             else:
                 self.trouble = ""
-                self._become_held()
                 backoff.reset()
                 wait_s = max(0.0, renew_at - time.monotonic())
             with suppress(TimeoutError):
@@ -138,33 +141,37 @@ class Lease:
         else:
             made = await self._etcd.grant(self._asked_ttl_s)
             self._lease, ttl_s = made.lease, made.ttl_s
-            self._unwritten = set(self._values)
+            self._unwritten, self._has_keys = set(self._values), False
         self._lapses_at = sent_at + ttl_s
         return sent_at + ttl_s / RENEWALS
 
     async def _write(self) -> None:
         """Write the keys that the lease does not have yet."""
-        if not self._unwritten:
-            return
-        writing = {key: self._values[key] for key in sorted(self._unwritten)}
-        puts = [Put(key, value, self._lease) for key, value in writing.items()]
-        await self._etcd.transact((), puts)
-        # A value that was put meanwhile is written next.
-        self._unwritten -= {key for key, value in writing.items() if self._values[key] is value}
+        if self._unwritten:
+            writing = {key: self._values[key] for key in sorted(self._unwritten)}
+            puts = [Put(key, value, self._lease) for key, value in writing.items()]
+            await self._etcd.transact((), puts)
+            # A value that was put meanwhile is written next.
+            self._unwritten -= {key for key, value in writing.items() if self._values[key] is value}
+        self._has_keys = True
 
     def _become_held(self) -> None:
-        now = time.monotonic()
-        if now >= self._lapses_at:  # The process was stopped before it saw the answer.
-            self._lose(LAPSED)
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._lapses_at - now, self._lose, LAPSED)
-        if self.held_since is None:
-            self.held_since, self.lost = now, ""
+        """Tell that the lease is held, unless the process was stopped before it saw the answer."""
+        if self.held_since is None and time.monotonic() < self._lapses_at:
+            self.held_since, self.lost = time.monotonic(), ""
             self._held.set()
             self._changed(self)
+        self._check()
+
+    def _check(self) -> None:
+        """Tell that the lease is lost if it has lapsed, and else look again when it would lapse."""
+        if self._timer is not None:
+            self._timer.cancel()
+        left_s = self._lapses_at - time.monotonic()
+        if left_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._check)
+        else:
+            self._lose(LAPSED)
 
     def _lose(self, reason: str) -> None:
         if self._timer is not None:

@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    "bench", "broker", "cluster", "combined", "deploy", "examples", "pyspark_shardmq", "shardd", "supervisor",
-    "tests",
+    "bench", "broker", "cluster", "combined", "deploy", "examples", "pyspark_shardmq", "shardd",
+    "supervisor", "tests",
 )  # fmt: skip
 FILES = [path.name for path in ROOT.iterdir() if path.is_file()] + [
     str(path.relative_to(ROOT))
