@@ -8,6 +8,7 @@ import msgspec
 
 from shardmq.broker.model.passwords import FOR_NEW
 from shardmq.broker.shared.config import Tls
+from shardmq.shardd.wire.session import SessionKeys
 
 SHARDS_MAX = 64
 DOORS_MAX = 1024
@@ -54,6 +55,9 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     memory_high_watermark: a part of the memory of this machine or control group; 0: no alarm.
     memory_high_watermark_bytes: used instead if it is not 0.
     tracing: where the spans of front doors go; None: they make none.
+    own_shards: the shards of this node; None: all.
+    session_keys: the keys by which shards of other nodes are reached; None: there are no others.
+    term: the term in which this controller leads a cluster.
     """
 
     data_dir: str
@@ -81,6 +85,9 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     memory_high_watermark: float = 0.0
     memory_high_watermark_bytes: int = 0
     tracing: Tracing | None = None
+    own_shards: list[int] | None = None
+    session_keys: SessionKeys | None = None
+    term: int = 0
     log_level: str = "info"
     log_format: str = "auto"
 

@@ -81,7 +81,13 @@ class Controller:
             config.channel_max_per_node,
         )
         self.links = DoorLinks(config.boot, config.doors)
-        self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
+        self.shards = ShardLinks(
+            config.shards,
+            wire.incarnation_at(time.monotonic_ns()),
+            config.own_shards,
+            config.session_keys,
+            config.term,
+        )
         self.authority = Authority(
             load_or_begin(self.definitions, config),
             self.definitions,

@@ -453,7 +453,7 @@ class DoorLinks:
             raise _Refused
         self._others.pop(message.door, None)
         assert self.handler is not None
-        if message.incarnation <= self._gone.get(message.door, -1):
+        if message.incarnation == self._gone.get(message.door):
             raise _TakenForGone(message.door)
         door = FrontDoorLink(message, transport)
         old = self._doors.get(door.number)
