@@ -173,8 +173,7 @@ class Links:
         elif self._listener is not None and fd == self._listener.fileno():
             self._accept_lanes(self._listener)
         elif self._sessions is not None and fd in self._sessions.fds:
-            if self._sessions.hear(fd):
-                self._end_sessions(self._sessions, now)
+            self._sessions.hear(fd)
         else:
             return False
         return True
@@ -199,6 +198,8 @@ class Links:
         taken += by_zmq
         if self._sessions is not None:
             taken += self._receive_by_sessions(self._sessions, now, most)
+            if self._sessions.has_ended:
+                self._end_sessions(self._sessions, now)
         self._came = taken > 0
         return taken
 

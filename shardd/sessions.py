@@ -5,12 +5,14 @@ stands for the endpoint of the peer. Nobody gets a message in without the keys o
 
 What bounds the memory: a session gets deliveries, confirms and credit as far as the windows of its
 peer allow, and one answer for each request. A session that does not read is silent, and ends with
-all that is unsent. There are at most SESSIONS_MAX sessions. Strangers who say nothing stay in the
-kernel (TCP_DEFER_ACCEPT), and those who do not shake hands are cut off after HANDSHAKE_S.
+all that is unsent. There are at most SESSIONS_MAX sessions. Strangers who say nothing wait in the
+kernel for a while (TCP_DEFER_ACCEPT). Those who do not shake hands are cut off after HANDSHAKE_S,
+and earlier if there are more than STRANGERS_MAX.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -28,6 +30,9 @@ from shardmq.shardd.wire.session import AT_ONCE, HANDSHAKE_S, READABLE, SessionK
 log = logging.getLogger(__name__)
 
 SESSIONS_MAX = 4096
+# Connections that have not said anything by a session. The oldest of more is cut off.
+STRANGERS_MAX = 512
+SO_COOKIE = 57  # Linux's number of a socket, which no other socket has
 REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -53,6 +58,7 @@ class Sessions:
         self.refused = 0  # connections that did not shake hands
         self._public = keys.public.encode()
         self._names: dict[int, str] = {}  # by the descriptor of the connection
+        self._strangers: dict[int, int] = {}  # the numbers of sockets by descriptor, oldest first
         self._over: list[str] = []  # sessions that have ended
         self._lock = threading.Lock()
         self._may_speak = True
@@ -70,7 +76,9 @@ class Sessions:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(HANDSHAKE_S))
             address = _address(listener)
             made.setsockopt(zmq.USE_FD, listener.detach())
-        self._monitor = made.get_monitor_socket(zmq.EVENT_DISCONNECTED | REFUSED)
+        self._monitor = made.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | REFUSED
+        )
         made.bind(address)
         # Rung when a send has used up the change that the descriptor of the socket would report.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -96,15 +104,19 @@ class Sessions:
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def hear(self, fd: int) -> bool:
-        """Note that one of `fds` is readable; return whether sessions may have ended."""
+    def hear(self, fd: int) -> None:
+        """Note that one of `fds` is readable."""
         self._may_speak = True
         if fd == self._bell:
             os.eventfd_read(self._bell)
-        return fd == self._monitor_fd or bool(self._over)
+        elif fd == self._monitor_fd:
+            self._look()
 
     def speaks(self) -> bool:
-        """Return whether `take` has a message."""
+        """Return whether `take` has a message or `ended` a name."""
+        return bool(self._over) or self._has_message()
+
+    def _has_message(self) -> bool:
         if self._may_speak:
             with self._lock:
                 self._may_speak = bool(self._socket.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # the value of this option is an int
@@ -112,7 +124,7 @@ class Sessions:
 
     def take(self) -> tuple[str, bytes] | None:
         """Return the next message behind the name of its session; None if there is none."""
-        if not self.speaks():
+        if not self._has_message():
             return None
         with self._lock:
             name = SESSION + self._socket.recv(AT_ONCE).hex()
@@ -121,25 +133,38 @@ class Sessions:
         if self._names.get(fd) != name:
             self._look()  # at the end of a session that had this descriptor before
             self._names[fd] = name
+            self._strangers.pop(fd, None)
         return name, frame.bytes
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether `ended` has a name."""
+        return bool(self._over)
 
     def ended(self) -> list[str]:
         """Return the names of sessions that have ended since the last call.
 
         The caller has taken the messages that were there.
         """
-        self._look()
         over, self._over = self._over, []
         return over
 
     def _look(self) -> None:
         """Take the events of the monitor."""
         while self._monitor.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # the value of this option is an int
-            event = recv_monitor_message(self._monitor)
-            if event["event"] & REFUSED:
+            told = recv_monitor_message(self._monitor)
+            event, fd = told["event"], int(told["value"])
+            if event & REFUSED:
                 self.refused += 1
-            elif (name := self._names.pop(event["value"], None)) is not None:
-                self._over.append(name)
+            elif event == zmq.EVENT_ACCEPTED:
+                self._strangers[fd] = _number(fd)
+            else:
+                self._strangers.pop(fd, None)
+                if (name := self._names.pop(fd, None)) is not None:
+                    self._over.append(name)
+        while len(self._strangers) > STRANGERS_MAX:
+            fd = next(iter(self._strangers))
+            _cut_off(fd, self._strangers.pop(fd))
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -170,6 +195,23 @@ class Outbox:
 
     def close(self, linger_ms: int = 0) -> None:
         """Do nothing: the session ends when its peer ends it."""
+
+
+def _number(fd: int) -> int:
+    """Return the number of the socket with this descriptor; 0 if it is closed."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as same:
+            return int.from_bytes(same.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), "little")
+    except OSError:
+        return 0
+
+
+def _cut_off(fd: int, number: int) -> None:
+    """End a connection of ZeroMQ, which closes it then, unless the descriptor is of another one."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as same:
+        found = int.from_bytes(same.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), "little")
+        if found == number:
+            same.shutdown(socket.SHUT_RDWR)
 
 
 def _address(listener: socket.socket) -> str:

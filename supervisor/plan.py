@@ -53,8 +53,8 @@ class ClusterPlan:
     shards: tuple[int, ...]
     session_fds: tuple[int, ...]
     keys: dict[str, Any]
-    controller: dict[str, Any]
-    fd: int
+    controller: dict[str, Any] | None = None
+    fd: int = -1
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def children(
         "session_keys": keys,
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
-    if cluster is not None:
+    if cluster is not None and cluster.fd >= 0:
         fds += (cluster.fd,)
     plans = [ChildPlan("controller", 0, "shardmq.broker.controller", section, fds)]
     front_doors = []

@@ -959,10 +959,10 @@ class Refused(Message, tag="refused", frozen=True):
 Control = (
     Join | Outdated | Hello | FrontDoorGone | Assign | CreateQueues | DeleteQueue | DropVhost
     | AutoDeleted | FirstConsumer | Stats | ListQueues | QueueIds | StatsReply | Alarm | Attach
-    | AttachPart | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch | StoreOffset
-    | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds | MarkReached
-    | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got
-    | Count | CountUnsettled | UnsettledCount | DeadLetterUpTo | Purge | DeadLetters
+    | AttachPart | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch
+    | StoreOffset | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds
+    | MarkReached | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got | Count
+    | CountUnsettled | UnsettledCount | DeadLetterUpTo | Purge | DeadLetters
     | DeadLettersPublished | DedupAsk | DedupVerdicts | DedupOutcome | DedupForget | Reserve
     | Redeem | Unreserve | Done | Refused
 )  # fmt: skip

@@ -29,7 +29,11 @@ KEYS = "SHARDMQ_TEST_KEYS"  # the section of the keys, if they are not to be ran
 # If this is set, sessions are connected again by ZeroMQ, which must not be.
 RECONNECTING = "SHARDMQ_TEST_RECONNECTING"
 ADDRESSES = "SHARDMQ_TEST_ADDRESSES"
-MODULES = {"front-door": "shardmq.broker.front_door", "controller": "shardmq.broker.controller"}
+MODULES = {
+    "shard": "shardmq.shardd",
+    "front-door": "shardmq.broker.front_door",
+    "controller": "shardmq.broker.controller",
+}
 
 
 def main() -> None:
@@ -37,8 +41,11 @@ def main() -> None:
     if not sys.argv[-1].startswith("fd:"):
         _supervise()
     section = json.loads(os.pread(int(sys.argv[-1].removeprefix("fd:")), 1 << 20, 0))
-    kind = "front-door" if "door" in section else "controller"
-    (_teach_front_door if kind == "front-door" else _teach_controller)(_addresses())
+    kind = "shard" if "shard" in section else "front-door" if "door" in section else "controller"
+    if kind == "front-door":
+        _teach_front_door(_addresses())
+    elif kind == "controller":
+        _teach_controller(_addresses())
     if os.environ.get(RECONNECTING):
         _reconnect()
     runpy.run_module(MODULES[kind], run_name="__main__", alter_sys=True)
@@ -80,21 +87,21 @@ def _teach_controller(addresses: dict[int, str]) -> None:
 
 
 def _reconnect() -> None:
-    """Let ZeroMQ connect again, and do not look at the ends of connections."""
+    """Let ZeroMQ connect again, and let neither side look at the ends of connections."""
     import zmq
+
+    from shardmq.shardd.sessions import Sessions
 
     prepare = dialer.prepare
 
     def prepared(made: Any, keys: Any) -> None:
         prepare(made, keys)
-        setsockopt = made.setsockopt
-        made.setsockopt = lambda option, value: setsockopt(
-            option, 10 if option == zmq.RECONNECT_IVL else value
-        )
         made.setsockopt(zmq.ROUTING_ID, os.urandom(8))
 
     dialer.prepare = prepared  # type: ignore[attr-defined]
+    dialer.RECONNECT_MS = 10  # type: ignore[misc]
     dialer.ENDS = 0  # type: ignore[assignment]
+    Sessions.ended = lambda self: []  # type: ignore[method-assign]
 
 
 def _supervise() -> None:
@@ -137,9 +144,10 @@ def _supervise() -> None:
 
     def _remote(plan: ChildPlan) -> ChildPlan:
         """Let a child know no shard but those that it is taught."""
-        if plan.kind not in MODULES:
+        if plan.module not in MODULES.values():
             return plan
-        nothing = {"own_shards": []} if plan.kind == "controller" else {"shards": []}
+        nothing: dict[str, Any] = {"controller": {"own_shards": []}, "front-door": {"shards": []}}
+        nothing = nothing.get(plan.kind, {})
         return dataclasses.replace(plan, module=__spec__.name, section={**plan.section, **nothing})
 
     sys.exit(supervisor_main(planner=plan))

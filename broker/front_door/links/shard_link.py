@@ -194,18 +194,18 @@ class ShardLink(LinkState):
         self.incarnation = self.dialer.incarnation
         self.send_by_zmq(self.control(wire.Join("", self._process)))
 
-    def session_ended(self, now: float) -> None:
+    def session_ended(self) -> None:
         """Take the shard for gone: its session has ended."""
         if self.up:
-            self.away_since = now
+            self.away_since = asyncio.get_running_loop().time()
             self.ended(self.epoch)
 
-    def leave(self, now: float) -> None:
+    def leave(self) -> None:
         """Give up a shard that is not there any more, and what waits for it."""
         if self.dialer is not None:
             self.dialer.close()
             self.dialer = None
-        self.session_ended(now)
+        self.session_ended()
         self._lose_unsent()
 
     def close(self, loop: asyncio.AbstractEventLoop | None, linger_ms: int) -> None:

@@ -177,7 +177,7 @@ class ShardLinks(LinksState):
             max(session.first_incarnation(), link.incarnation + 1),
             began=link.session_began,
             speaks=partial(self.inbox.hear_session, link),
-            ended=lambda: link.session_ended(self._now()),
+            ended=link.session_ended,
         )
         self.known.append(link)
         if self._one_up is not None:
@@ -187,15 +187,7 @@ class ShardLinks(LinksState):
         """Take a shard of another node for gone, for good or until it is learnt of again."""
         link = self.links[shard]
         self.known.remove(link)
-        link.leave(self._now())
-
-    @property
-    def shard_count(self) -> int:
-        """Return how many shards there are, as far as this front door knows."""
-        return len(self.known)
-
-    def _now(self) -> float:
-        return self._loop.time() if self._loop is not None else 0.0
+        link.leave()
 
     def stop(self) -> None:
         self.inbox.stop_receiving()
