@@ -79,6 +79,9 @@ class FakeShards:
         self.streams: list[wire.StreamStats] = []
         self.process: dict[int, dict[str, float]] = {0: {"rss_bytes": 1.0}, 1: {}}
 
+    def is_away(self, shard: int) -> bool:
+        return False
+
     def request(
         self, shard: int, message: Callable[[int], wire.Message], wait_s: float = 1.0
     ) -> Future[Any]:

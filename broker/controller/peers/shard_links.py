@@ -31,6 +31,8 @@ from shardmq.shardd.wire.session import SessionKeys, first_incarnation
 
 ANSWER_S_MAX = 15.0  # how long a shard may take to recover before declares on it fail
 STATS_S_MAX = 2.0
+# How long a shard of another node is waited for; then its queues are refused at once.
+AWAY_S_MAX = 3.0
 JOIN_AGAIN_S = 1.0
 ASSIGN_PART_QUEUES = 4096
 # Front doors attach their consumers to a new process of a shard as soon as they hear of it. A queue
@@ -79,6 +81,7 @@ class Shard:
         self.epoch = 0
         self.pid = 0
         self.ready = False
+        self.gone_at = 0.0  # loop time of the end of the last session
         self.alarm = ""
         self.waiting: dict[int, _Waiting] = {}
         # Auto-delete queues that have had a consumer, in any process of the shard.
@@ -184,6 +187,7 @@ class ShardLinks:
     def _session_ended(self, shard: Shard) -> None:
         if shard.ready:
             log.warning("shard %d is gone", shard.number)
+            shard.gone_at = asyncio.get_running_loop().time()
         shard.ready = False
 
     def _heard_session(self, shard: Shard) -> None:
@@ -282,6 +286,13 @@ class ShardLinks:
             shard.way.send(data)
         elif shard.way is not None:
             shard.way.send(data, AT_ONCE)
+
+    def is_away(self, shard: int) -> bool:
+        """Return whether the node of a shard has been away for longer than a restart takes."""
+        found = self.shards[shard]
+        if found.ready or not isinstance(found.way, Dialer):
+            return False
+        return asyncio.get_running_loop().time() - found.gone_at > AWAY_S_MAX
 
     def epoch(self, shard: int) -> int:
         """Return the number of the shard's life: each process of the shard has another one."""
