@@ -34,6 +34,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 SESSIONS_MAX: Final = 1 << 24  # of one life
+UNNAMED_STORE: Final = "before"  # of files that were there before their node had copies
 
 
 class RecordError(ValueError):
@@ -231,9 +232,9 @@ class Keep(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Begin a comparison. The files are put aside first if they are of another store."""
+    """Begin a comparison; with `aside`, put the files of another store into a folder so called."""
 
-    is_other_store: bool
+    aside: str
 
 
 Effect = Send | Propose | Read | Confirm | StepDown | Lead | Stream | Snapshot | Cut | Keep | Begin
@@ -732,7 +733,8 @@ class Follower:
                     return []
                 self._greet(now)
                 self.position, self._synced = None, -1
-                is_other = self.held.store not in ("", message.store)
+                store = self.held.store
+                aside = "" if store == message.store else store or UNNAMED_STORE
                 return [
                     *self._keep(
                         store=message.store,
@@ -741,15 +743,20 @@ class Follower:
                         is_founding=False,
                         term=message.term,
                     ),
-                    Begin(is_other),
+                    Begin(aside),
                 ]
+
+    def is_comparing(self, session: int) -> bool:
+        """Return whether the leader may change files of the copy by what it sends of its own."""
+        is_begun = self._is_greeted and not self.held.is_whole and self.position is None
+        return is_begun and self._is_heard(session)
 
     def compared(self, session: int, at: Position, whole_at: int) -> bool:
         """Take the end of a comparison, which was begun at `at`; return whether it counts.
 
         The files can be used when the operation `whole_at` is applied.
         """
-        if not self._is_heard(session) or self.held.is_whole or self.position is not None:
+        if not self.is_comparing(session):
             return False
         self.position, self._whole_at = at, whole_at
         return True
@@ -797,6 +804,11 @@ class Follower:
             effects += self._keep(is_whole=True)
         self._synced = max(self._synced, position.number)
         return effects + self._ack()
+
+    def failed(self, why: str) -> Effects:
+        """Take that an operation could not be applied, so that the position is not known."""
+        self.position, self._synced = None, -1
+        return self._end_session(why)
 
     def swapped(self, outcome: int | Swap, now: float) -> Effects:
         """Take the outcome of the proposal to lead."""

@@ -252,8 +252,8 @@ class World:
         if other.role is None or other.is_frozen or ways & self.no_way:
             return
         if not isinstance(other.role, Leader):
-            assert role.record is not None
-            role.leader_gone(role.record.term, self.now)  # it says so
+            if role.record is not None and other.life != role.record.life:
+                role.leader_gone(role.record.term, self.now)  # it says so
             return
         hello = role.connected(self.now)
         assert isinstance(hello[0], rules.Send)

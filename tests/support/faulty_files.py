@@ -147,6 +147,8 @@ class FaultyFiles:
 
     def list(self, path: str) -> list[str]:
         self._call("list")
+        if path in self.names:
+            raise NotADirectoryError(errno.ENOTDIR, path)
         return sorted(name[len(path) + 1 :] for name in self.names if name.startswith(path + "/"))
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
