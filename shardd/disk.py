@@ -173,10 +173,14 @@ class WatchedFiles:
         self.read_pieces = calls.timed("read", files.read_pieces)
         self.write = calls.timed("write", files.write)
         self.allocate = calls.timed("allocate", files.allocate)
+        self.set_aside = calls.timed("allocate", files.set_aside)
+        self.room = calls.timed("stat", files.room)
+        self.has_room = calls.timed("statvfs", files.has_room)
         self.truncate = calls.timed("truncate", files.truncate)
         self.sync = calls.timed("sync", files.sync)
         self.sync_directory = calls.timed("sync of a directory", files.sync_directory)
         self.rename = calls.timed("rename", files.rename)
+        self.exchange = calls.timed("rename", files.exchange)
         self.remove = calls.timed("remove", files.remove)
         self.salt = files.salt
 

@@ -5,13 +5,32 @@ Paths are used as the caller gives them. Errors are OSError as the system raises
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
-from typing import Protocol
+from typing import Final, Protocol
 
 # These names stand for `list`, which is a method of the classes below.
 Positions = list[int]
 Pieces = list[bytes]
+
+_KEEP_SIZE: Final = 1
+_EXCHANGE: Final = 2
+_AT_CWD: Final = -100
+_CANNOT: Final = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+_BLOCK_BYTES: Final = 512  # the unit of st_blocks
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_fallocate: Final = _libc.fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_renameat2: Final = _libc.renameat2
+_renameat2.argtypes = [
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_uint,
+]
 
 
 class Files(Protocol):
@@ -45,17 +64,41 @@ class Files(Protocol):
     def allocate(self, handle: int, size: int) -> None:
         """Make the file at least `size` bytes long, and reserve room for them on the disk."""
 
+    def set_aside(self, handle: int, start: int, size: int) -> None:
+        """Reserve room for `size` bytes from `start` on; the size of the file stays.
+
+        Where the file system cannot do this, nothing is done, and nothing is raised.
+        """
+
+    def room(self, handle: int) -> int:
+        """Return for how many bytes the file has room on the disk."""
+
+    def has_room(self, path: str, size: int) -> bool:
+        """Return whether the disk of a directory has more than `size` bytes, and a name, free.
+
+        The answer is True if the system does not say how much is free.
+        """
+
     def truncate(self, handle: int, size: int) -> None: ...
     def sync(self, handle: int) -> None: ...
     def sync_directory(self, path: str) -> None: ...
     def rename(self, old: str, new: str) -> None: ...
+    def exchange(self, one: str, other: str) -> bool:
+        """Exchange the names of two files, and return whether that was possible.
+
+        Nothing has changed if it was not: one of them is missing, or the system has no such call.
+        """
+
     def remove(self, path: str) -> None: ...
     def salt(self) -> int:
         """Return 32 random bits, never 0."""
 
 
 class OsFiles:
-    """The real disk."""
+    """The real disk. `mode` has the permissions of files that are made."""
+
+    def __init__(self, mode: int = 0o640) -> None:
+        self._mode = mode
 
     def make_directory(self, path: str) -> None:
         if os.path.isdir(path):
@@ -73,7 +116,7 @@ class OsFiles:
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
         flags = os.O_RDONLY if read_only else os.O_RDWR
-        return os.open(path, flags | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o640)
+        return os.open(path, flags | os.O_CLOEXEC | (os.O_CREAT if create else 0), self._mode)
 
     def close(self, handle: int) -> None:
         os.close(handle)
@@ -109,6 +152,25 @@ class OsFiles:
     def allocate(self, handle: int, size: int) -> None:
         os.posix_fallocate(handle, 0, size)
 
+    def set_aside(self, handle: int, start: int, size: int) -> None:
+        if _fallocate(handle, _KEEP_SIZE, start, size) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in _CANNOT:
+            raise OSError(number, os.strerror(number))
+
+    def room(self, handle: int) -> int:
+        return os.fstat(handle).st_blocks * _BLOCK_BYTES
+
+    def has_room(self, path: str, size: int) -> bool:
+        try:
+            found = os.statvfs(path)
+        except OSError:
+            return True
+        # A file system without a fixed number of inodes says that it has 0.
+        no_names = found.f_files > 0 and found.f_favail == 0
+        return found.f_bavail * found.f_frsize > size and not no_names
+
     def truncate(self, handle: int, size: int) -> None:
         os.ftruncate(handle, size)
 
@@ -124,6 +186,10 @@ class OsFiles:
 
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new)
+
+    def exchange(self, one: str, other: str) -> bool:
+        names = os.fsencode(one), os.fsencode(other)
+        return bool(_renameat2(_AT_CWD, names[0], _AT_CWD, names[1], _EXCHANGE) == 0)
 
     def remove(self, path: str) -> None:
         os.unlink(path)
@@ -158,14 +224,33 @@ def read_head(files: Files, handle: int, size: int) -> bytes:
 
 def read_file(files: Files, path: str) -> bytes:
     """Return all bytes of a file, or b"" when there is no such file."""
+    return read_if_there(files, path) or b""
+
+
+def read_if_there(files: Files, path: str) -> bytes | None:
+    """Return all bytes of a file, or None when there is no such file."""
     try:
         handle = files.open(path, read_only=True)
     except OSError as error:
         if is_missing(error):
-            return b""
+            return None
         raise
     try:
         return read_head(files, handle, files.size(handle))
+    finally:
+        files.close(handle)
+
+
+def size_if_there(files: Files, path: str) -> int | None:
+    """Return the size of a file, or None when there is no such file."""
+    try:
+        handle = files.open(path, read_only=True)
+    except OSError as error:
+        if is_missing(error):
+            return None
+        raise
+    try:
+        return files.size(handle)
     finally:
         files.close(handle)
 

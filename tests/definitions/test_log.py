@@ -104,6 +104,18 @@ def test_a_log_torn_at_any_byte_keeps_what_was_whole_before(tmp_path: Path) -> N
         assert state(copy) == states[sum(end <= cut for end in ends) - 1]
 
 
+def test_zeros_behind_the_end_of_the_log_are_cut_off(tmp_path: Path) -> None:
+    """A power cut may leave the new size of a file without its new bytes."""
+    definitions, catalog = opened(tmp_path)
+    write(definitions, catalog, [VhostPut("/"), QueuePut("/", "a", 1, 0)])
+    definitions.close()
+    with (tmp_path / "definitions.amqp").open("ab") as file:
+        file.write(bytes(5000))
+    again, copy = opened(tmp_path)
+    again.close()
+    assert state(copy) == state(catalog)
+
+
 def test_a_broken_byte_cuts_the_log_there_and_keeps_the_rest_beside_it(tmp_path: Path) -> None:
     definitions, catalog = opened(tmp_path)
     write(definitions, catalog, [VhostPut("/"), QueuePut("/", "a", 1, 0)])

@@ -147,6 +147,8 @@ class FaultyFiles:
 
     def list(self, path: str) -> list[str]:
         self._call("list")
+        if path in self.names:
+            raise NotADirectoryError(errno.ENOTDIR, path)
         return sorted(name[len(path) + 1 :] for name in self.names if name.startswith(path + "/"))
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
@@ -226,6 +228,15 @@ class FaultyFiles:
         self._call("allocate")
         self._grow(self.handles[handle], size)
 
+    def set_aside(self, handle: int, start: int, size: int) -> None:
+        self._call("allocate")
+
+    def room(self, handle: int) -> int:
+        return len(self.handles[handle].data)
+
+    def has_room(self, path: str, size: int) -> bool:
+        return self.bytes_max is None and not self.no_inodes
+
     def truncate(self, handle: int, size: int) -> None:
         self._call("truncate")
         inode = self.handles[handle]
@@ -270,6 +281,14 @@ class FaultyFiles:
             raise FileNotFoundError(errno.ENOENT, old)
         self.names[new] = self.names.pop(old)
         self._renamed()
+
+    def exchange(self, one: str, other: str) -> bool:
+        self._call("rename")
+        if one not in self.names or other not in self.names:
+            return False
+        self.names[one], self.names[other] = self.names[other], self.names[one]
+        self._renamed()
+        return True
 
     def remove(self, path: str) -> None:
         self._call("remove")

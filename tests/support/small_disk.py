@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller.stored import room
+from shardmq.shardd.store.files import OsFiles
 
 
 @contextlib.contextmanager
@@ -71,7 +71,7 @@ class RefusingDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.error = 0
         self.refused: set[str] = set()
-        self._patch(monkeypatch, room, "set_aside", lambda fd, start, size: True)
+        self._patch(monkeypatch, OsFiles, "set_aside", lambda files, handle, start, size: True)
         self._patch(
             monkeypatch,
             os,

@@ -42,6 +42,14 @@ from shardmq.broker.model.changes import (
     VhostDelete,
     VhostPut,
 )
+from shardmq.shardd.store.files import (
+    Files,
+    is_full,
+    read_if_there,
+    remove_files,
+    size_if_there,
+    write_file,
+)
 
 DEAD_RECORDS_MAX = 8192
 # A controller that starts again in one boot counts on from a version that no front door can have
@@ -57,14 +65,20 @@ log = logging.getLogger(__name__)
 
 
 class Definitions:
-    """The definitions in one data directory, and their only writer."""
+    """The definitions in one data directory, and their only writer.
 
-    def __init__(self, directory: Path, boot: str) -> None:
+    Every system call goes through `files`.
+    """
+
+    def __init__(self, directory: Path, boot: str, files: Files = room.OWNER_ONLY) -> None:
         self._directory = directory
+        self._disk = files
         self._boot = boot
         self._path = directory / LOG_NAME
-        self._log = room.GrowingLog(self._path)
-        self._files = {name: room.ReplacedFile(directory / f"{name}.json") for name in JSON_FILES}
+        self._log = room.GrowingLog(self._path, files)
+        self._files = {
+            name: room.ReplacedFile(directory / f"{name}.json", files) for name in JSON_FILES
+        }
         self._whole_bytes = 0  # bytes of the log up to its first broken record
         self._has_transient = False  # the log has something that is not durable
         self._is_behind = False  # something waits in memory for room
@@ -87,13 +101,13 @@ class Definitions:
 
         The log is compacted if there is room for that. Raises DefinitionsError.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._disk.make_directory(str(self._directory))
         catalog = self.read()
         rewrite = self._compaction(catalog)
         try:
             rewrite()
         except OSError as error:
-            if not room.is_full(error):
+            if not is_full(error):
                 raise
             if not self._whole_bytes:
                 raise DefinitionsError(
@@ -134,13 +148,11 @@ class Definitions:
     @property
     def is_new(self) -> bool:
         """Return whether nothing was ever kept here, as at a first start."""
-        return not self._was_complete and not any(
-            file.path.exists() for file in self._files.values()
-        )
+        return not self._was_complete and not any(file.is_there for file in self._files.values())
 
     @property
     def _was_complete(self) -> bool:
-        return (self._directory / FILES_NAME).exists()
+        return size_if_there(self._disk, str(self._directory / FILES_NAME)) is not None
 
     def complete(self) -> None:
         """Make the files that are missing, and note that all are there from now on.
@@ -151,27 +163,26 @@ class Definitions:
             return
         try:
             for file in self._files.values():
-                if not file.path.exists():
+                if not file.is_there:
                     file.replace(b"[]\n")
             listed = "".join(
                 f"{name}\n"
                 for name in (LOG_NAME, *(file.path.name for file in self._files.values()))
             )
-            room.ReplacedFile(self._directory / FILES_NAME).replace(listed.encode())
-            (self._directory / f"{FILES_NAME}.new").unlink(missing_ok=True)
+            room.ReplacedFile(self._directory / FILES_NAME, self._disk).replace(listed.encode())
+            remove_files(self._disk, [str(self._directory / f"{FILES_NAME}.new")])
         except OSError as error:
-            if not room.is_full(error):
+            if not is_full(error):
                 raise
 
     def _read_log(self, catalog: Catalog) -> bool:
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
+        data = read_if_there(self._disk, str(self._path))
+        if data is None:
             if not self.is_new:
                 # Without the log no queue is known, and shards delete what belongs to no queue.
                 raise DefinitionsError(
                     f"{self._path} is missing, but {self._directory} is not new: put it back"
-                ) from None
+                )
             return False
         version, self.last_queue_id, boot, at = records.read_header(data, self._path)
         self._boot_in_log, same_boot = boot, boot == self._boot
@@ -197,24 +208,24 @@ class Definitions:
                 at,
             )
             try:
-                self._path.with_suffix(".amqp.cut").write_bytes(data[at:])
+                write_file(self._disk, f"{self._path}.cut", data[at:])
             except OSError as error:
-                if not room.is_full(error):
+                if not is_full(error):
                     raise
                 log.error("%s: no room to keep them", self._path)
         return same_boot
 
     def _read_json(self, name: str) -> list[JsonChange]:
         path = self._files[name].path
-        try:
-            return rows.read_rows(name, path)
-        except FileNotFoundError:
-            if self._was_complete:
-                raise DefinitionsError(
-                    f"{path} is missing, but {self._directory} is not new: put it back, "
-                    f"or write [] into it to go on without {name.replace('_', ' ')}"
-                ) from None
-            return []
+        data = read_if_there(self._disk, str(path))
+        if data is not None:
+            return rows.read_rows(name, path, data)
+        if self._was_complete:
+            raise DefinitionsError(
+                f"{path} is missing, but {self._directory} is not new: put it back, "
+                f"or write [] into it to go on without {name.replace('_', ' ')}"
+            )
+        return []
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -273,7 +284,7 @@ class Definitions:
         With `grows` false they take something away, and room that was set aside will do.
         """
         if grows and self._is_full is None:
-            self._is_full = room.is_full_disk(self._directory)
+            self._is_full = not self._disk.has_room(str(self._directory), room.FREE_BYTES_MIN)
         if grows and self._is_full:
             return f"no room for definitions: the disk of {self._directory} is full"
         in_log = 0
@@ -334,7 +345,7 @@ class Definitions:
         self._log.set_aside()
 
     def _wait_for_room(self, error: OSError, path: Path) -> None:
-        if not room.is_full(error):
+        if not is_full(error):
             raise error
         if not self._is_behind:
             log.error(
@@ -376,7 +387,7 @@ class Definitions:
                 rewrite()
                 return
             except OSError as error:
-                if not room.is_full(error):
+                if not is_full(error):
                     raise
                 self._rewrite = True
         if syncs:
@@ -384,7 +395,8 @@ class Definitions:
 
     def _may_rewrite(self) -> bool:
         """Return whether there seems to be room for another log beside this one."""
-        return room.has_bytes(self._directory, self._log.size + 2 * room.LOG_ROOM_BYTES)
+        wanted = self._log.size + 2 * room.LOG_ROOM_BYTES
+        return self._disk.has_room(str(self._directory), wanted)
 
     def close(self) -> None:
         self._log.close()

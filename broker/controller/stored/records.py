@@ -108,7 +108,8 @@ def records(data: bytes, at: int) -> Iterator[Record]:
         length, crc, version, queue_id, shard, flags = _RECORD.unpack_from(data, at)
         end = at + _LENGTHS + length
         if (
-            length > RECORD_BYTES_MAX
+            # Zeros, which a power cut may leave behind the end, have the right checksum.
+            not _RECORD.size - _LENGTHS < length <= RECORD_BYTES_MAX
             or end > len(data)
             or zlib.crc32(data[at + _LENGTHS : end]) != crc
         ):

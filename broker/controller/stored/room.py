@@ -1,20 +1,25 @@
 """Files whose room on the disk is set aside before it is needed.
 
-There is a log that grows, and small files that are replaced. Room is set aside by fallocate(2)
-behind the end of a file (FALLOC_FL_KEEP_SIZE): the file has more blocks, and its size stays. A
-replaced file keeps a second file beside it, `NAME.new`, with blocks for the next content.
-renameat2(2) exchanges the two, so the blocks and the inode of the old content serve the next time.
-On a file system without one of the calls, room is looked for when it is needed.
+There is a log that grows, and small files that are replaced. Room is set aside behind the end of a
+file: the file has more blocks, and its size stays. A replaced file keeps a second file beside it,
+`NAME.new`, with blocks for the next content. The two exchange their names, so the blocks and the
+inode of the old content serve the next time. On a file system that cannot do one of both, room is
+looked for when it is needed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
-import os
 from pathlib import Path
 from typing import Final
+
+from shardmq.shardd.store.files import (
+    Files,
+    OsFiles,
+    is_full,
+    replace_file,
+    size_if_there,
+)
 
 # How much is set aside behind the end of the log, whenever less than LOG_ROOM_MIN is left.
 LOG_ROOM_BYTES: Final = 1 << 20
@@ -25,91 +30,25 @@ LOG_KEPT_BYTES: Final = 512 << 10
 FILE_ROOM_BYTES: Final = 64 << 10
 # With less than this left on the disk, nothing may be added.
 FREE_BYTES_MIN: Final = 1 << 20
-MODE: Final = 0o600  # some of the files have password hashes
-
-_KEEP_SIZE: Final = 1
-_EXCHANGE: Final = 2
-_AT_CWD: Final = -100
-_UNKNOWN: Final = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_BLOCK_BYTES: Final = 512  # the unit of st_blocks
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
+# Some of the files have password hashes.
+OWNER_ONLY: Final = OsFiles(mode=0o600)
+READABLE: Final = OsFiles(mode=0o666)  # by whom the umask says
 
 
-def is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def is_full_disk(directory: Path) -> bool:
-    """Return whether next to no bytes or no inodes are left.
-
-    A file system without a fixed number of inodes says that it has 0.
-    """
-    try:
-        found = os.statvfs(directory)
-    except OSError:
-        return False
-    return free_bytes(found) < FREE_BYTES_MIN or (found.f_files > 0 and found.f_favail == 0)
-
-
-def free_bytes(found: os.statvfs_result) -> int:
-    return found.f_bavail * found.f_frsize
-
-
-def has_bytes(directory: Path, size: int) -> bool:
-    try:
-        return free_bytes(os.statvfs(directory)) > size
-    except OSError:
-        return True
-
-
-def set_aside(fd: int, start: int, size: int) -> None:
-    """Give the file blocks for `size` bytes from `start` on, behind its end too.
-
-    Raises OSError when there is no room.
-    """
-    call = _libc.fallocate
-    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    if call(fd, _KEEP_SIZE, start, size) == 0:
-        return
-    number = ctypes.get_errno()
-    if number not in _UNKNOWN:
-        raise OSError(number, os.strerror(number))
-
-
-def write_at(fd: int, data: bytes, position: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, position)
-        view, position = view[done:], position + done
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, files: Files = READABLE) -> None:
     """Replace a small file, on stable storage: a crash leaves the old one or the new one."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync_directory(path.parent)
+    replace_file(files, str(path), f"{path}.new", data, sync=True)
+    files.sync_directory(str(path.parent))
 
 
 class GrowingLog:
     """A log that is appended to, and replaced whole now and then; it ends at `size`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files) -> None:
         self.path = path
         self.size = 0
-        self._fd = -1
+        self._files = files
+        self._handle = -1
         self._room_end = 0  # up to where the file has blocks
 
     @property
@@ -118,9 +57,9 @@ class GrowingLog:
 
     def open(self, size: int) -> None:
         """Go on with an existing file whose records end at `size`; what lies behind is cut off."""
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        if os.fstat(self._fd).st_size > size:
-            os.ftruncate(self._fd, size)
+        self._handle = self._files.open(str(self.path))
+        if self._files.size(self._handle) > size:
+            self._files.truncate(self._handle, size)
         self.size = self._room_end = size
         self.set_aside()
 
@@ -130,17 +69,17 @@ class GrowingLog:
             return
         size = max(LOG_ROOM_BYTES, wanted)
         try:
-            set_aside(self._fd, self.size, size)
+            self._files.set_aside(self._handle, self.size, size)
             self._room_end = self.size + size
         except OSError as error:
             if not is_full(error):
                 raise
             # A former process may have set room aside.
-            self._room_end = max(self.size, os.fstat(self._fd).st_blocks * _BLOCK_BYTES)
+            self._room_end = max(self.size, self._files.room(self._handle))
 
     def append(self, data: bytes) -> None:
         """Append bytes. After an OSError the next append begins where this one did."""
-        write_at(self._fd, data, self.size)
+        self._files.write(self._handle, data, self.size)
         self.size += len(data)
         self._room_end = max(self._room_end, self.size)
 
@@ -149,51 +88,53 @@ class GrowingLog:
 
         It lies within one sector, so it is never torn.
         """
-        write_at(self._fd, head, 0)
+        self._files.write(self._handle, head, 0)
         self.sync()
 
     def sync(self) -> None:
-        os.fdatasync(self._fd)
+        self._files.sync(self._handle)
 
     def replace(self, data: bytes) -> None:
         """Replace the whole log, on stable storage, and set room aside behind it.
 
         After an OSError the log is as it was.
         """
-        fresh = self.path.with_name(self.path.name + ".new")
-        fd = os.open(fresh, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC, MODE)
+        files, fresh = self._files, f"{self.path}.new"
+        handle = files.open(fresh, create=True)
         try:
-            set_aside(fd, 0, len(data) + LOG_ROOM_BYTES)
-            write_at(fd, data, 0)
-            os.fsync(fd)
-            os.rename(fresh, self.path)
+            files.truncate(handle, 0)
+            files.set_aside(handle, 0, len(data) + LOG_ROOM_BYTES)
+            files.write(handle, data, 0)
+            files.sync(handle)
+            files.rename(fresh, str(self.path))
         except OSError:
-            os.close(fd)
+            files.close(handle)
             with contextlib.suppress(OSError):
-                fresh.unlink()
+                files.remove(fresh)
             raise
-        old, self._fd = self._fd, fd
+        old, self._handle = self._handle, handle
         self.size, self._room_end = len(data), len(data) + LOG_ROOM_BYTES
         if old >= 0:
-            os.close(old)
-        sync_directory(self.path.parent)
+            files.close(old)
+        files.sync_directory(str(self.path.parent))
 
     def close(self) -> None:
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
+        if self._handle >= 0:
+            handle, self._handle = self._handle, -1
             try:
-                os.fsync(fd)
+                self._files.sync(handle)
             finally:
-                os.close(fd)
+                self._files.close(handle)
 
 
 class ReplacedFile:
     """A small file that is replaced whole, and has room for `room` bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files) -> None:
         self.path = path
         self.room = 0
-        self._spare = path.with_name(path.name + ".new")
+        self._files = files
+        self._spare = f"{path}.new"
 
     def set_aside(self, wanted: int = 0) -> None:
         """Set room aside for `wanted` bytes, and for more than the present content.
@@ -201,7 +142,7 @@ class ReplacedFile:
         `room` says how much the disk had.
         """
         try:
-            fd = os.open(self._spare, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, MODE)
+            handle = self._files.open(self._spare, create=True)
         except OSError as error:
             if not is_full(error):
                 raise
@@ -210,43 +151,34 @@ class ReplacedFile:
         try:
             wanted = max(wanted, self.size() + FILE_ROOM_BYTES)
             try:
-                set_aside(fd, 0, wanted)
+                self._files.set_aside(handle, 0, wanted)
                 self.room = wanted
             except OSError as error:
                 if not is_full(error):
                     raise
-                self.room = os.fstat(fd).st_blocks * _BLOCK_BYTES
+                self.room = self._files.room(handle)
         finally:
-            os.close(fd)
+            self._files.close(handle)
+
+    @property
+    def is_there(self) -> bool:
+        return size_if_there(self._files, str(self.path)) is not None
 
     def size(self) -> int:
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return 0
+        return size_if_there(self._files, str(self.path)) or 0
 
     def replace(self, data: bytes) -> None:
         """Replace the content, on stable storage. After an OSError the file is as it was."""
-        fd = os.open(self._spare, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, MODE)
+        files = self._files
+        handle = files.open(self._spare, create=True)
         try:
-            write_at(fd, data, 0)
-            os.ftruncate(fd, len(data))
-            os.fsync(fd)
+            files.write(handle, data, 0)
+            files.truncate(handle, len(data))
+            files.sync(handle)
         finally:
-            os.close(fd)
-        self._put_in_place()
-        sync_directory(self.path.parent)
+            files.close(handle)
+        # The first content has nothing to exchange its name with.
+        if not files.exchange(self._spare, str(self.path)):
+            files.rename(self._spare, str(self.path))
+        files.sync_directory(str(self.path.parent))
         self.set_aside()
-
-    def _put_in_place(self) -> None:
-        call = _libc.renameat2
-        call.argtypes = [
-            ctypes.c_int,
-            ctypes.c_char_p,
-            ctypes.c_int,
-            ctypes.c_char_p,
-            ctypes.c_uint,
-        ]
-        spare, path = os.fsencode(self._spare), os.fsencode(self.path)
-        if call(_AT_CWD, spare, _AT_CWD, path, _EXCHANGE) != 0:
-            os.rename(self._spare, self.path)  # the first content, or a system without the call

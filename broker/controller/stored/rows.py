@@ -73,10 +73,10 @@ def _encode(rows: list[dict[str, Any]]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(rows), indent=2)
 
 
-def read_rows(name: str, path: Path) -> list[JsonChange]:
-    """Return the changes in a file. Raises DefinitionsError or FileNotFoundError."""
+def read_rows(name: str, path: Path, data: bytes) -> list[JsonChange]:
+    """Return the changes in the content `data` of a file. Raises DefinitionsError."""
     try:
-        rows = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+        rows = msgspec.json.decode(data, type=list[dict[str, Any]])
     except msgspec.MsgspecError as error:
         raise DefinitionsError(f"{path}: {error}") from None
     kind, changes = JSON_FILES[name], []

@@ -1,0 +1,362 @@
+"""The leader of copies: it carries out what `rules.Leader` decides.
+
+`LeaderOfCopies` runs in an event loop. The threads that write to its `ReplicatedFiles` must be
+others than the thread of this loop, because a sync waits until the loop has heard the followers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import msgspec
+
+from shardmq.cluster import frames, rules
+from shardmq.cluster.operations import (
+    PIECE_BYTES,
+    Belongs,
+    FileSums,
+    OperationLog,
+    digests_of,
+)
+from shardmq.cluster.record_store import RecordAway, RecordStore
+from shardmq.cluster.replicated_files import (
+    Confirmations,
+    ReplicatedFiles,
+    SnapshotFiles,
+    SyncNews,
+)
+from shardmq.cluster.rules import Effects, Lead, Leader, Position, Record, Settings
+from shardmq.shardd.store.files import Files
+
+FRAME_OPERATIONS_BYTES: Final = 1 << 20
+CATCH_UP_BYTES_S: Final = 200_000_000  # of pieces, to each follower
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """A follower's connection. `after` is up to where operations were sent."""
+
+    def __init__(self, node: str, number: int, writer: asyncio.StreamWriter) -> None:
+        self.node = node
+        self.number = number
+        self.writer = writer
+        self.after = Position(0, 0)
+        self.more = asyncio.Event()
+        self.wanted: asyncio.Future[frames.Want] = asyncio.get_running_loop().create_future()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def send(self, message: frames.FromLeader) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(frames.encode(message))
+
+    def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        self.writer.close()
+
+
+class LeaderOfCopies:
+    """A node that leads, from `rules.Lead` until it steps down.
+
+    node, life: as the follower had them that became this leader.
+    lead: the effect with which the follower ended.
+    operations: the operations that the follower had.
+    files, root, belongs: the disk, the directory of the copy, and which paths are part of it.
+    catch_up_bytes_s: how fast pieces of files are sent to a follower that is compared.
+
+    replicated: the `Files` to write to, from other threads.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        life: int,
+        lead: Lead,
+        operations: OperationLog,
+        store: RecordStore,
+        files: Files,
+        root: str,
+        belongs: Belongs = lambda path: True,
+        settings: Settings | None = None,
+        catch_up_bytes_s: int = CATCH_UP_BYTES_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._settings = settings or Settings()
+        self._store = store
+        self._files = files
+        self._operations = operations
+        self._rate = catch_up_bytes_s
+        self._rules = Leader(
+            node, life, lead.record, lead.revision, lead.base, self._settings, clock()
+        )
+        operations.begin_term(lead.record.term, lead.base is not None)
+        self._confirmations = Confirmations()
+        self._news: deque[tuple[int, bool]] = deque()  # number of a sync, and whether it is done
+        self._is_woken = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._ended: asyncio.Future[str] | None = None
+        self._sessions: dict[str, Session] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._disk = ThreadPoolExecutor(2, "copies")
+        self.replicated = ReplicatedFiles(
+            files,
+            root,
+            operations,
+            self._confirmations,
+            SyncNews(self._appended, self._done),
+            belongs,
+        )
+        self._done(self.replicated.sync_all_begun())  # the follower has synced all files
+
+    @property
+    def record(self) -> Record:
+        """Return the record as this node knows it."""
+        return self._rules.record
+
+    @property
+    def confirmed(self) -> int:
+        return self._rules.confirmed
+
+    # -- the life ----------------------------------------------------------------------------------
+
+    async def run(self) -> str:
+        """Lead until this process has to end; return why."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._ended = self._loop.create_future()
+        self._is_woken = True
+        self._step()
+        ticking = asyncio.create_task(self._tick())
+        try:
+            return await self._ended
+        finally:
+            ticking.cancel()
+            self._confirmations.depose("this node leads no more")
+            for task in self._tasks:
+                task.cancel()
+            for session in list(self._sessions.values()):
+                session.close()
+            self._disk.shutdown(wait=False)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_s)
+            self._act(self._rules.tick(self._clock()))
+
+    def recorded(self, record: Record | None, revision: int) -> None:
+        """Take the record from a watch; in the thread of the loop."""
+        self._act(self._rules.recorded(record, revision, self._clock()))
+
+    def hand_over(self, node: str) -> None:
+        """Give the lead to a member; nobody writes any more. Then `run` returns."""
+        self._act(self._rules.hand_over(node, self._clock()))
+
+    # -- from the threads that write ---------------------------------------------------------------
+
+    def _appended(self, number: int) -> None:
+        if threading.get_ident() == self._thread and number:
+            raise RuntimeError("a sync in the thread of the copies would wait for itself")
+        if number:
+            self._news.append((number, False))
+        self._wake()
+
+    def _done(self, number: int) -> None:
+        self._news.append((number, True))
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_woken and self._loop is not None:
+            self._is_woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._step)
+            except RuntimeError:
+                pass  # the loop has ended, and whoever waits has been told
+
+    def _step(self) -> None:
+        self._is_woken = False
+        now = self._clock()
+        while self._news:
+            number, is_done = self._news.popleft()
+            if is_done:
+                self._act(self._rules.sync_done(number, now))
+            else:
+                self._rules.sync_begun(number, now)
+        for session in self._sessions.values():
+            session.more.set()
+
+    # -- followers ---------------------------------------------------------------------------------
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a follower's connection until it ends. The caller has checked who it is."""
+        session: Session | None = None
+        try:
+            async with asyncio.timeout(self._settings.lag_s):
+                hello = frames.FROM_FOLLOWER.decode(await frames.read_frame(reader))
+            if not isinstance(hello, rules.Hello):
+                raise frames.BadFrame("no hello")
+            known = self._sessions.get(hello.node)
+            if self._rules.has_stepped_down or (known and known.number >= hello.session):
+                return
+            if known is not None:
+                known.close()
+            session = self._sessions[hello.node] = Session(hello.node, hello.session, writer)
+            oldest, last = self._operations.oldest, self._operations.last.number
+            self._act(self._rules.greeted(hello, oldest, last, self._clock()))
+            while True:
+                message = frames.FROM_FOLLOWER.decode(await frames.read_frame(reader))
+                if isinstance(message, rules.Ack | rules.Refusal):
+                    self._act(self._rules.heard(session.node, message, self._clock()))
+                elif isinstance(message, frames.Want) and not session.wanted.done():
+                    session.wanted.set_result(message)
+        except (OSError, EOFError, TimeoutError) as error:
+            log.info("a follower's connection has ended: %s", error)
+        except (frames.BadFrame, msgspec.MsgspecError) as error:
+            log.error("a follower's connection is closed: %s", error)
+        finally:
+            if session is None:
+                writer.close()
+            else:
+                session.close()
+                if self._sessions.get(session.node) is session:
+                    del self._sessions[session.node]
+                    self._act(self._rules.disconnected(session.node, session.number, self._clock()))
+
+    def _act(self, effects: Effects) -> None:
+        for effect in effects:
+            match effect:
+                case rules.Send():
+                    session = self._sessions.get(effect.node)
+                    if session is not None and session.number == effect.message.session:
+                        session.send(effect.message)  # type: ignore[arg-type]
+                case rules.Confirm():
+                    self._confirmations.confirm(effect.number)
+                case rules.Propose():
+                    self._spawn(self._propose(effect))
+                case rules.Read():
+                    self._spawn(self._read())
+                case rules.Stream():
+                    session = self._sessions[effect.node]
+                    session.after = effect.after
+                    session.tasks.append(asyncio.create_task(self._stream(session)))
+                case rules.Snapshot():
+                    session = self._sessions[effect.node]
+                    session.tasks.append(asyncio.create_task(self._catch_up(session)))
+                case rules.Cut():
+                    log.warning("copies: %s is cut off: %s", effect.node, effect.why)
+                    if (session := self._sessions.pop(effect.node, None)) is not None:
+                        session.close()
+                case rules.StepDown():
+                    log.warning("copies: this node leads no more: %s", effect.why)
+                    self._confirmations.depose(effect.why)
+                    if self._ended is not None and not self._ended.done():
+                        self._ended.set_result(effect.why)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _propose(self, effect: rules.Propose) -> None:
+        outcome = await self._store.swap(effect.record, effect.revision)
+        self._act(self._rules.swapped(outcome, self._clock()))
+
+    async def _read(self) -> None:
+        try:
+            record, revision = await self._store.read()
+        except RecordAway:
+            return  # the rules ask again
+        self.recorded(record, revision)
+
+    async def _stream(self, session: Session) -> None:
+        """Send operations as they come."""
+        try:
+            while True:
+                session.more.clear()
+                found = self._operations.after(session.after, FRAME_OPERATIONS_BYTES)
+                if found is None:
+                    log.warning("copies: %s is too far behind, and is compared", session.node)
+                    session.writer.close()
+                    return
+                if not found:
+                    await session.more.wait()
+                    continue
+                changes = [numbered.operation for numbered in found]
+                session.send(frames.Operations(session.number, found[0].at, changes))
+                session.after = found[-1].at
+                await session.writer.drain()
+        except OSError:
+            session.writer.close()
+
+    async def _catch_up(self, session: Session) -> None:
+        """Have a follower make its files like the ones here, then send the operations since."""
+        loop = asyncio.get_running_loop()
+        began = time.monotonic()
+        snapshot = await loop.run_in_executor(self._disk, self.replicated.snapshot)
+        try:
+            listing = await loop.run_in_executor(self._disk, self._listed, session, snapshot)
+            session.send(listing)
+            await session.writer.drain()
+            wanted = await session.wanted
+            sent = await self._send_pieces(session, snapshot, listing, wanted)
+            whole = await loop.run_in_executor(self._disk, self.replicated.position)
+            session.send(frames.Compared(session.number, whole.number))
+            session.after = snapshot.at
+            log.info(
+                "copies: %s got %d bytes of %d files in %.1f s",
+                session.node,
+                sent,
+                len(snapshot.files),
+                time.monotonic() - began,
+            )
+        except OSError as error:
+            log.error("copies: the comparison with %s has ended: %s", session.node, error)
+            session.writer.close()
+            return
+        finally:
+            self.replicated.close_snapshot(snapshot)
+        await self._stream(session)
+
+    def _listed(self, session: Session, snapshot: SnapshotFiles) -> frames.Listing:
+        listed = []
+        for path, handle in snapshot.files:
+            size = self._files.size(handle)
+            listed.append(FileSums(path, size, digests_of(self._files, handle, size)))
+        return frames.Listing(session.number, snapshot.at, snapshot.folders, listed)
+
+    async def _send_pieces(
+        self,
+        session: Session,
+        snapshot: SnapshotFiles,
+        listing: frames.Listing,
+        wanted: frames.Want,
+    ) -> int:
+        """Send what differs, not faster than the rate; return how many bytes that were."""
+        loop = asyncio.get_running_loop()
+        handles = dict(snapshot.files)
+        sizes = {file.path: file.size for file in listing.files}
+        sent, began = 0, loop.time()
+        for path, numbers in wanted.pieces:
+            for number in numbers:
+                position = number * PIECE_BYTES
+                size = min(PIECE_BYTES, sizes.get(path, 0) - position)
+                if size <= 0:
+                    raise OSError(f"{session.node} wants piece {number} of {path!r}")
+                read = self.replicated.read_snapshot
+                data = await loop.run_in_executor(self._disk, read, handles[path], size, position)
+                session.send(frames.Piece(session.number, path, position, data))
+                await session.writer.drain()
+                sent += len(data)
+                ahead_s = sent / self._rate - (loop.time() - began)
+                if ahead_s > 0:
+                    await asyncio.sleep(ahead_s)
+        return sent

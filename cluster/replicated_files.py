@@ -1,0 +1,303 @@
+"""Files whose changes are numbered, so that other nodes can do them again.
+
+Each call is done on the disk below, and what it changed is appended to the operation log, under one
+lock: the log is an order in which the calls could have been made one by one. A sync is numbered
+before it begins, so it covers what was done before, and returns when `Confirmations` has its
+number.
+
+Names decide, not handles: what is written to a file that has lost its name changes no copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shardmq.cluster.operations import (
+    PIECE_BYTES,
+    SYNCS,
+    Belongs,
+    Kind,
+    Operation,
+    OperationLog,
+    walk,
+)
+from shardmq.cluster.rules import Position
+from shardmq.shardd.store.files import Files
+
+
+class Deposed(Exception):
+    """The process leads no more: nothing is confirmed, and it has to end."""
+
+
+class Confirmations:
+    """Up to which number syncs are confirmed. Any thread may wait, and one tells."""
+
+    def __init__(self) -> None:
+        self._confirmed = 0
+        self._deposed = ""
+        self._changed = threading.Condition()
+
+    def confirm(self, number: int) -> None:
+        with self._changed:
+            self._confirmed = number
+            self._changed.notify_all()
+
+    def depose(self, why: str) -> None:
+        with self._changed:
+            self._deposed = why
+            self._changed.notify_all()
+
+    def wait(self, number: int) -> None:
+        """Return when this number is confirmed. Raises Deposed."""
+        with self._changed:
+            while self._confirmed < number:
+                if self._deposed:
+                    raise Deposed(self._deposed)
+                self._changed.wait()
+
+
+class SyncNews(NamedTuple):
+    """What the leader's rules have to hear from the threads that write; called from any of them.
+
+    appended: there is a new operation in the log; the number is 0 if it is no sync.
+    done: the own sync of this number is done; or it has failed, so nothing waits for it.
+    """
+
+    appended: Callable[[int], None]
+    done: Callable[[int], None]
+
+
+class SnapshotFiles(NamedTuple):
+    """The names at one position, each file open for reading. The caller closes the handles."""
+
+    at: Position
+    folders: list[str]
+    files: list[tuple[str, int]]
+
+
+class _Named:
+    """A file as handles have it open: its path, or None when it has lost its name."""
+
+    def __init__(self, path: str) -> None:
+        self.path: str | None = path
+        self.handles = 0
+
+
+class ReplicatedFiles:
+    """`Files` below one directory, whose changes go into an operation log.
+
+    files: the disk.
+    root: the directory; what lies elsewhere, or does not belong to the copy, is done on the disk
+        only.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        root: str,
+        log: OperationLog,
+        confirmations: Confirmations,
+        news: SyncNews,
+        belongs: Belongs = lambda path: True,
+    ) -> None:
+        self._files = files
+        self._root = root.rstrip("/")
+        self._log = log
+        self._confirmations = confirmations
+        self._news = news
+        self._belongs = belongs
+        self._lock = threading.Lock()
+        self._open: dict[int, _Named] = {}
+        self._named: dict[str, _Named] = {}
+        self.list = files.list
+        self.size = files.size
+        self.descriptor = files.descriptor
+        self.read_into = files.read_into
+        self.read_pieces = files.read_pieces
+        self.set_aside = files.set_aside  # each copy sets room aside when it leads
+        self.room = files.room
+        self.has_room = files.has_room
+        self.salt = files.salt
+
+    # -- names -------------------------------------------------------------------------------------
+
+    def make_directory(self, path: str) -> None:
+        with self._lock:
+            self._files.make_directory(path)
+            if (relative := self._relative(path)) is not None:
+                self._append(Operation(Kind.MAKE_DIRECTORY, relative))
+
+    def remove_directory(self, path: str) -> None:
+        with self._lock:
+            self._files.remove_directory(path)
+            if (relative := self._relative(path)) is not None:
+                self._append(Operation(Kind.REMOVE_DIRECTORY, relative))
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> int:
+        with self._lock:
+            handle = self._files.open(path, create=create, read_only=read_only)
+            relative = self._relative(path)
+            if relative is None:
+                return handle
+            named = self._named.setdefault(relative, _Named(relative))
+            named.handles += 1
+            self._open[handle] = named
+            if create:
+                self._append(Operation(Kind.CREATE, relative))
+            return handle
+
+    def close(self, handle: int) -> None:
+        with self._lock:
+            named = self._open.pop(handle, None)
+            if named is not None:
+                named.handles -= 1
+                if not named.handles and named.path is not None:
+                    del self._named[named.path]
+            self._files.close(handle)
+
+    def rename(self, old: str, new: str) -> None:
+        with self._lock:
+            self._files.rename(old, new)
+            before, after = self._relative(old), self._relative(new)
+            if before is None and after is None:
+                return
+            assert before is not None and after is not None, "a rename into or out of the copy"
+            self._take_names(after)
+            self._move_names(before, after)
+            self._append(Operation(Kind.RENAME, before, other=after))
+
+    def exchange(self, one: str, other: str) -> bool:
+        with self._lock:
+            if not self._files.exchange(one, other):
+                return False
+            first, second = self._relative(one), self._relative(other)
+            if first is not None or second is not None:
+                assert first is not None and second is not None, "a name of the copy, and another"
+                a, b = self._named.pop(first, None), self._named.pop(second, None)
+                for named, path in ((a, second), (b, first)):
+                    if named is not None:
+                        named.path, self._named[path] = path, named
+                self._append(Operation(Kind.EXCHANGE, first, other=second))
+            return True
+
+    def remove(self, path: str) -> None:
+        with self._lock:
+            self._files.remove(path)
+            if (relative := self._relative(path)) is not None:
+                self._take_names(relative)
+                self._append(Operation(Kind.REMOVE, relative))
+
+    # -- contents ----------------------------------------------------------------------------------
+
+    def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        with self._lock:
+            self._files.write(handle, data, position)
+            if (path := self._path_of(handle)) is not None:
+                for start in range(0, len(data), PIECE_BYTES):
+                    piece = bytes(data[start : start + PIECE_BYTES])
+                    self._append(Operation(Kind.WRITE, path, position + start, piece))
+
+    def allocate(self, handle: int, size: int) -> None:
+        with self._lock:
+            self._files.allocate(handle, size)
+            if (path := self._path_of(handle)) is not None:
+                self._append(Operation(Kind.ALLOCATE, path, size))
+
+    def truncate(self, handle: int, size: int) -> None:
+        with self._lock:
+            self._files.truncate(handle, size)
+            if (path := self._path_of(handle)) is not None:
+                self._append(Operation(Kind.TRUNCATE, path, size))
+
+    # -- syncs -------------------------------------------------------------------------------------
+
+    def sync(self, handle: int) -> None:
+        """Return when the file is on stable storage of each member. Raises OSError or Deposed."""
+        with self._lock:
+            path = self._path_of(handle)
+            number = 0 if path is None else self._append(Operation(Kind.SYNC, path))
+        self._sync(number, lambda: self._files.sync(handle))
+
+    def sync_directory(self, path: str) -> None:
+        """Return when the names are on stable storage of each member; as `sync`."""
+        relative = "" if path.rstrip("/") == self._root else self._relative(path)
+        with self._lock:
+            number = 0
+            if relative is not None:
+                number = self._append(Operation(Kind.SYNC_DIRECTORY, relative))
+        self._sync(number, lambda: self._files.sync_directory(path))
+
+    def _sync(self, number: int, sync: Callable[[], None]) -> None:
+        if not number:
+            sync()
+            return
+        try:
+            sync()
+        finally:
+            self._news.done(number)
+        self._confirmations.wait(number)
+
+    # -- snapshots ---------------------------------------------------------------------------------
+
+    def snapshot(self) -> SnapshotFiles:
+        """Return what there is at one position of the log. Nothing is changed meanwhile."""
+        with self._lock:
+            folders: list[str] = []
+            found: list[tuple[str, int]] = []
+            for path, is_directory in walk(self._files, self._root, self._belongs):
+                if is_directory:
+                    folders.append(path)
+                else:
+                    place = f"{self._root}/{path}"
+                    found.append((path, self._files.open(place, read_only=True)))
+            return SnapshotFiles(self._log.last, folders, found)
+
+    def sync_all_begun(self) -> int:
+        """Append the first operation of a term: all copies sync whatever they have."""
+        with self._lock:
+            return self._append(Operation(Kind.SYNC_ALL))
+
+    def position(self) -> Position:
+        """Return the position up to which everything is on the disk and in the log."""
+        with self._lock:
+            return self._log.last
+
+    def read_snapshot(self, handle: int, size: int, position: int) -> bytes:
+        """Return bytes of a file of a snapshot as they are now; fewer where it ends."""
+        (data,) = self._files.read_pieces(handle, size, [position])
+        return data
+
+    def close_snapshot(self, snapshot: SnapshotFiles) -> None:
+        for _, handle in snapshot.files:
+            self._files.close(handle)
+
+    # -- bookkeeping -------------------------------------------------------------------------------
+
+    def _append(self, operation: Operation) -> int:
+        number = self._log.append(operation)
+        self._news.appended(number if operation.kind in SYNCS else 0)
+        return number
+
+    def _relative(self, path: str) -> str | None:
+        """Return a path as copies have it; None if it is not part of the copy."""
+        if not path.startswith(f"{self._root}/"):
+            return None
+        relative = path[len(self._root) + 1 :]
+        return relative if self._belongs(relative) else None
+
+    def _path_of(self, handle: int) -> str | None:
+        named = self._open.get(handle)
+        return None if named is None else named.path
+
+    def _take_names(self, path: str) -> None:
+        if (named := self._named.pop(path, None)) is not None:
+            named.path = None
+
+    def _move_names(self, old: str, new: str) -> None:
+        """Follow a rename, of a directory with all that is open below it too."""
+        for path in [known for known in self._named if f"{known}/".startswith(f"{old}/")]:
+            named = self._named.pop(path)
+            named.path = new + path[len(old) :]
+            self._named[named.path] = named

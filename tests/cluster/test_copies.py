@@ -1,0 +1,299 @@
+"""Definitions are on every member when a change was answered, and any member goes on with them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import AnyChange, QueuePut, UserPut, VhostPut
+from shardmq.cluster.leading import LeaderOfCopies
+from shardmq.cluster.replicated_files import Deposed
+from shardmq.cluster.rules import Settings
+from shardmq.shardd.store.files import OsFiles
+from tests.cluster.copies_world import SETTINGS, CopiesNode, CopiesWorld
+from tests.definitions.test_log import write
+from tests.support.catalogs import state
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[CopiesWorld]:
+    made = CopiesWorld()
+    yield made
+    await made.close()
+
+
+def content(node: CopiesNode) -> dict[str, bytes]:
+    root = Path(node.root)
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+class FullDisk(OsFiles):
+    is_full = False
+
+    def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no room on purpose")
+        super().write(handle, data, position)
+
+
+class Kept:
+    """Definitions that are written through a leader, each call in another thread."""
+
+    def __init__(self, leader: LeaderOfCopies, node: CopiesNode) -> None:
+        self.definitions = Definitions(Path(node.root), "boot", leader.replicated)
+        self.catalog = Catalog()
+
+    async def load(self) -> Kept:
+        self.catalog = await asyncio.to_thread(self.definitions.load)
+        return self
+
+    async def write(self, *changes: AnyChange) -> None:
+        await asyncio.to_thread(write, self.definitions, self.catalog, list(changes))
+
+
+def found(node: CopiesNode) -> Catalog:
+    return Definitions(Path(node.root), "boot").read()
+
+
+async def begun(world: CopiesWorld, path: Path, names: str = "ab") -> tuple[CopiesNode, ...]:
+    nodes = tuple(world.node(name, path / name) for name in names)
+    nodes[0].start()
+    await world.leader()
+    for node in nodes[1:]:
+        node.start()
+    await world.in_sync(*names)
+    return nodes
+
+
+async def test_what_was_answered_is_on_the_follower(world: CopiesWorld, tmp_path: Path) -> None:
+    a, b = await begun(world, tmp_path)
+    kept = await Kept(await world.leader(), a).load()
+    await kept.write(VhostPut("/"), UserPut("u", ""))
+    for number in range(20):
+        await kept.write(QueuePut("/", f"q{number}", number + 1, 0))
+        assert state(found(b)) == state(kept.catalog)
+    assert content(a) == content(b)
+
+
+async def test_a_follower_takes_over_and_the_old_leader_throws_its_tail_away(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    a, b, c = await begun(world, tmp_path, "abc")
+    kept = await Kept(await world.leader(), a).load()
+    await kept.write(VhostPut("/"), QueuePut("/", "q", 1, 0))
+    world.cut.add("a")
+    world.cut_all()
+    lost = asyncio.create_task(kept.write(QueuePut("/", "lost", 2, 0)))
+    assert b.follower is not None and c.follower is not None
+    for node in (b, c):
+        assert node.follower is not None
+        node.follower.leader_gone(1)
+    new = await world.leader("b", "c")
+    with pytest.raises(Deposed):
+        await lost
+    assert "lost" in found(a).vhosts["/"].queues
+    leader = b if b.leader is new else c
+    again = await Kept(new, leader).load()
+    assert state(again.catalog) == state(found(leader))
+    await again.write(QueuePut("/", "r", 3, 0))
+    world.cut.clear()
+    a.start()
+    await world.in_sync("a", "b", "c")
+    await again.write(QueuePut("/", "s", 4, 0))
+    for node in (a, b, c):
+        assert set(found(node).vhosts["/"].queues) == {"q", "r", "s"}
+        assert content(node) == content(leader)
+
+
+async def test_after_a_takeover_followers_go_on_without_a_comparison(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    a, b, c = await begun(world, tmp_path, "abc")
+    kept = await Kept(await world.leader(), a).load()
+    await kept.write(VhostPut("/"), QueuePut("/", "q", 1, 0))
+    assert world.store.record is not None
+    copies = world.store.record.in_sync
+    await a.kill()
+    assert b.follower is not None
+    b.follower.leader_gone(1)
+    again = await Kept(await world.leader("b"), b).load()
+    await again.write(QueuePut("/", "r", 2, 0))
+    assert world.store.record.in_sync == {name: copies[name] for name in "bc"}
+    assert content(b) == content(c)
+
+
+async def test_a_follower_that_was_cut_for_a_moment_goes_on_where_it_was(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    a, b = await begun(world, tmp_path)
+    kept = await Kept(await world.leader(), a).load()
+    await kept.write(VhostPut("/"))
+    assert world.store.record is not None
+    copy = world.store.record.in_sync["b"]
+    for number in range(5):
+        world.cut_all()
+        await kept.write(QueuePut("/", f"q{number}", number + 1, 0))
+    assert world.store.record.in_sync["b"] == copy
+    assert content(a) == content(b)
+
+
+async def test_a_silent_follower_holds_changes_up_for_the_lag_and_comes_back(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    a, b = await begun(world, tmp_path)
+    kept = await Kept(await world.leader(), a).load()
+    await kept.write(VhostPut("/"))
+    await b.kill()
+    began = asyncio.get_running_loop().time()
+    await kept.write(QueuePut("/", "q", 1, 0))
+    assert asyncio.get_running_loop().time() - began > SETTINGS.lag_s / 2
+    await world.in_sync("a")
+    b.start()
+    await world.in_sync("a", "b")
+    await kept.write(QueuePut("/", "r", 2, 0))
+    assert content(a) == content(b)
+
+
+async def test_while_the_record_is_away_nothing_is_confirmed_without_a_member(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    a, b = await begun(world, tmp_path)
+    kept = await Kept(await world.leader(), a).load()
+    await kept.write(VhostPut("/"))
+    world.store.is_away = True
+    await kept.write(QueuePut("/", "q", 1, 0))
+    await b.kill()
+    waiting = asyncio.create_task(kept.write(QueuePut("/", "r", 2, 0)))
+    _, pending = await asyncio.wait([waiting], timeout=3 * SETTINGS.lag_s)
+    assert pending
+    world.store.is_away = False
+    await asyncio.wait_for(waiting, 10)
+    await world.in_sync("a")
+
+
+async def test_with_too_few_copies_a_change_waits_for_a_follower(tmp_path: Path) -> None:
+    world = CopiesWorld(Settings(1.0, 0.05, 0.05, 0.1, 20.0, min_in_sync=2))
+    try:
+        a, b = (world.node(name, tmp_path / name) for name in "ab")
+        a.start()
+        kept = Kept(await world.leader(), a)
+        loading = asyncio.create_task(kept.load())
+        await asyncio.sleep(0.3)
+        assert not loading.done()
+        b.start()
+        await asyncio.wait_for(loading, 10)
+    finally:
+        await world.close()
+
+
+async def test_files_of_a_node_that_was_alone_are_put_aside(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    a, b = (world.node(name, tmp_path / name) for name in "ab")
+    definitions = Definitions(Path(b.root), "boot")
+    write(definitions, definitions.load(), [VhostPut("mine")])
+    definitions.close()
+    before = content(b)
+    a.start()
+    kept = await Kept(await world.leader(), a).load()
+    await kept.write(VhostPut("/"))
+    b.start()
+    await world.in_sync("a", "b")
+    after = content(b)
+    for path, data in before.items():
+        assert after.pop(f"aside/before/{path}") == data
+    assert after == content(a)
+
+
+async def test_a_follower_that_is_too_far_behind_is_compared(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    a, b = (world.node(name, tmp_path / name) for name in "ab")
+    a.log_bytes_max = 20_000
+    a.start()
+    kept = await Kept(await world.leader(), a).load()
+    b.start()
+    await world.in_sync("a", "b")
+    await kept.write(VhostPut("/"))
+    assert world.store.record is not None
+    copy = world.store.record.in_sync["b"]
+    world.cut.add("a")
+    world.cut_all()
+    await kept.write(*(QueuePut("/", f"{n}" * 50, n, 0) for n in range(1, 400)))
+    world.cut.clear()
+    await world.in_sync("a", "b")
+    await kept.write(QueuePut("/", "last", 1000, 0))
+    assert world.store.record.in_sync["b"] != copy
+    assert content(a) == content(b)
+
+
+async def test_a_hand_over_loses_nothing_and_needs_no_comparison_of_the_heir(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    a, b = await begun(world, tmp_path)
+    leader = await world.leader()
+    kept = await Kept(leader, a).load()
+    await kept.write(VhostPut("/"), QueuePut("/", "q", 1, 0))
+    leader.hand_over("b")
+    again = await Kept(await world.leader("b"), b).load()
+    assert set(again.catalog.vhosts["/"].queues) == {"q"}
+    await world.until(lambda: a.why)
+    a.start()
+    await world.in_sync("a", "b")
+
+
+async def test_all_start_again_after_they_were_killed_together(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    nodes = await begun(world, tmp_path, "abc")
+    kept = await Kept(await world.leader(), nodes[0]).load()
+    await kept.write(VhostPut("/"), QueuePut("/", "q", 1, 0))
+    for node in nodes:
+        await node.kill()
+    for node in nodes:
+        node.start()
+    leader = await world.leader()
+    (node,) = [each for each in nodes if each.leader is leader]
+    again = await Kept(leader, node).load()
+    await again.write(QueuePut("/", "r", 2, 0))
+    await world.in_sync("a", "b", "c")
+    await again.write(QueuePut("/", "s", 3, 0))
+    for each in nodes:
+        assert set(found(each).vhosts["/"].queues) == {"q", "r", "s"}
+
+
+async def test_a_follower_whose_disk_is_full_leaves_and_comes_back(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    disk = FullDisk(0o600)
+    a, b = world.node("a", tmp_path / "a"), world.node("b", tmp_path / "b", disk)
+    a.start()
+    kept = await Kept(await world.leader(), a).load()
+    b.start()
+    await world.in_sync("a", "b")
+    await kept.write(VhostPut("/"))
+    disk.is_full = True
+    await kept.write(UserPut("u", ""), QueuePut("/", "q", 1, 0))
+    await world.in_sync("a")
+    disk.is_full = False
+    await world.in_sync("a", "b")
+    await kept.write(QueuePut("/", "r", 2, 0))
+    assert content(a) == content(b)
+
+
+async def test_a_sync_in_the_thread_of_the_copies_is_refused(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    (a,) = await begun(world, tmp_path, "a")
+    with pytest.raises(RuntimeError, match="wait for itself"):
+        Definitions(Path(a.root), "boot", (await world.leader()).replicated).load()

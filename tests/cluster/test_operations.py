@@ -1,0 +1,331 @@
+"""The copy is, after each operation, what the leader's disk was, for a crash at any moment too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.errors import DefinitionsError
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import AnyChange, VhostPut
+from shardmq.cluster import operations
+from shardmq.cluster.operations import (
+    CopiedDirectory,
+    FileSums,
+    Kind,
+    NoPath,
+    Operation,
+    OperationLog,
+    digests_of,
+)
+from shardmq.cluster.replicated_files import Confirmations, ReplicatedFiles, SyncNews
+from shardmq.cluster.rules import Position
+from shardmq.shardd.store.files import Files, OsFiles
+from tests.definitions.test_log import write
+from tests.support.catalogs import state
+from tests.support.changes import any_change
+from tests.support.faulty_files import FaultyFiles
+
+EVER = 1 << 60
+HISTORIES = 200
+SKIPPABLE = [kind for kind in Kind if kind not in (
+    Kind.MAKE_DIRECTORY, Kind.REMOVE_DIRECTORY, Kind.SYNC_ALL
+)]  # fmt: skip
+
+
+class ForgetfulFiles(ReplicatedFiles):
+    """Does not send one kind of change."""
+
+    forgotten: Kind
+
+    def _append(self, operation: Operation) -> int:
+        return 0 if operation.kind == self.forgotten else super()._append(operation)
+
+
+def replicated(
+    files: Files, root: str, log: OperationLog, kind: type[ReplicatedFiles] = ReplicatedFiles
+) -> ReplicatedFiles:
+    confirmations = Confirmations()
+    confirmations.confirm(EVER)
+    return kind(files, root, log, confirmations, SyncNews(lambda _: None, lambda _: None))
+
+
+def crash_states(files: FaultyFiles) -> Any:
+    """Return all that decides what a crash or a power cut leaves of a disk.
+
+    A file without a name is left out: its last name may come back, but nobody relies on what was
+    written to it since.
+    """
+    named = {id(node) for node in files.names.values()}
+    return [
+        {
+            name: (node.data, node.stable, node.dirty) if id(node) in named else None
+            for name, node in names.items()
+        }
+        for names in (files.names, files.stable_names, *files.changes)
+    ]
+
+
+def act(rng: random.Random, files: ReplicatedFiles, handles: list[int]) -> None:
+    """Make a random call, as stores do: with files that lose their names while they are open."""
+    name, other = (f"d/{rng.choice('abcd')}" for _ in range(2))
+    handle = rng.choice(handles) if handles else None
+    with contextlib.suppress(FileNotFoundError):
+        match rng.choice("oowwwwtlssdrxukc"):
+            case "o":
+                handles.append(files.open(name, create=rng.random() < 0.8))
+            case "w" if handle is not None:
+                files.write(handle, rng.randbytes(rng.randrange(1, 900)), rng.randrange(600))
+            case "t" if handle is not None:
+                files.truncate(handle, rng.randrange(900))
+            case "l" if handle is not None:
+                files.allocate(handle, rng.randrange(900))
+            case "s" if handle is not None:
+                files.sync(handle)
+            case "d":
+                files.sync_directory("d")
+            case "r" if name != other:
+                files.rename(name, other)
+            case "x" if name != other:
+                files.exchange(name, other)
+            case "u":
+                files.remove(name)
+            case "c" if handle is not None:
+                handles.remove(handle)
+                files.close(handle)
+
+
+def play(seed: int, kind: type[ReplicatedFiles] = ReplicatedFiles) -> bool:
+    """Play a history; return whether the copy could be told from the leader's disk."""
+    rng, log = random.Random(seed), OperationLog()
+    leader, copy = FaultyFiles(), FaultyFiles()
+    files, directory = replicated(leader, "d", log, kind), CopiedDirectory(copy, "d")
+    handles: list[int] = []
+    done = log.last
+    for _ in range(40):
+        act(rng, files, handles)
+        try:
+            for numbered in log.after(done, EVER) or []:
+                directory.apply(numbered.operation)
+        except FileNotFoundError:
+            return True
+        done = log.last
+        if crash_states(leader) != crash_states(copy):
+            return True
+    return False
+
+
+def test_after_each_call_both_disks_are_the_same_for_any_crash(pytestconfig: pytest.Config) -> None:
+    first = random.Random(pytestconfig.option.seed).randrange(1 << 40)
+    assert [seed for seed in range(first, first + HISTORIES) if play(seed)] == []
+
+
+@pytest.mark.parametrize("kind", SKIPPABLE, ids=lambda kind: kind.name)
+def test_files_that_do_not_send_a_kind_of_change_are_convicted(kind: Kind) -> None:
+    broken = type("Broken", (ForgetfulFiles,), {"forgotten": kind})
+    assert any(play(seed, broken) for seed in range(HISTORIES))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.lists(any_change(), max_size=6), max_size=5), st.randoms())
+def test_definitions_of_the_copy_are_the_leaders_after_a_power_cut(
+    batches: list[list[AnyChange]], rng: random.Random
+) -> None:
+    log = OperationLog()
+    leader, copy = FaultyFiles(rng.randrange(1 << 30)), FaultyFiles(rng.randrange(1 << 30))
+    files, directory = replicated(leader, "d", log), CopiedDirectory(copy, "d")
+    done = log.last
+    definitions = Definitions(Path("d"), "boot", files)
+    catalog = definitions.load()
+    for batch in [[VhostPut("/")], *batches]:
+        write(definitions, catalog, batch)
+        found = log.after(done, EVER) or []
+        cut = rng.randint(0, len(found))
+        for number, numbered in enumerate(found):
+            if number == cut:
+                # Sectors of a log that was not synced are kept in any order, so the log may be one
+                # that people have to look at; otherwise there is a catalog that can be read.
+                with contextlib.suppress(DefinitionsError):
+                    Definitions(Path("d"), "other", copy.restarted(power_cut=True)).read()
+            directory.apply(numbered.operation)
+        done = log.last
+        if any(numbered.operation.kind == Kind.SYNC for numbered in found):
+            there = Definitions(Path("d"), "other", copy.restarted(power_cut=True)).read()
+            assert state(durable(there)) == state(durable(catalog))
+
+
+def durable(catalog: Catalog) -> Catalog:
+    """Return what of a catalog outlives the broker."""
+    log = OperationLog()
+    files = FaultyFiles()
+    definitions = Definitions(Path("d"), "one", replicated(files, "d", log))
+    empty = definitions.load()
+    write(definitions, empty, list(catalog.changes()))
+    definitions.close()
+    return Definitions(Path("d"), "another", files).read()
+
+
+def tree(root: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
+        for path in root.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_comparison_while_files_change_ends_with_equal_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Contents are read later than names, piece by piece; the operations since make up for it."""
+    monkeypatch.setattr(operations, "PIECE_BYTES", 256)
+    rng, log = random.Random(seed), OperationLog()
+    root = tmp_path / "leader"
+    files = replicated(OsFiles(), str(root), log)
+    files.make_directory(str(root))
+    follower = tmp_path / "follower"
+    directory = CopiedDirectory(OsFiles(), str(follower))
+    for name in ("a", "b", "x/y", "x/z/z", "old"):
+        path = follower / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.randbytes(700))
+    handles: list[int] = []
+
+    def change(count: int) -> None:
+        for _ in range(count):
+            on_disk(rng, files, str(root), handles)
+
+    change(40)
+    for name in ("a", "b"):  # some of it is the same
+        if (root / name).is_file():
+            (follower / name).write_bytes((root / name).read_bytes()[:600])
+    snapshot = files.snapshot()
+    change(rng.randrange(30))
+    listed = []
+    for path, handle in snapshot.files:
+        size = files.size(handle)
+        change(rng.randrange(4))
+        listed.append(FileSums(path, size, digests_of(files, handle, size)))
+    wanted = directory.compare(snapshot.folders, listed)
+    sizes = {file.path: file.size for file in listed}
+    for path, numbers in wanted:
+        for number in numbers:
+            change(rng.randrange(3))
+            at = number * 256
+            data = files.read_snapshot(dict(snapshot.files)[path], min(256, sizes[path] - at), at)
+            directory.write_piece(path, at, data)
+    files.close_snapshot(snapshot)
+    change(5)
+    for numbered in log.after(snapshot.at, EVER) or []:
+        directory.apply(numbered.operation)
+    directory.sync_all()
+    assert tree(follower) == tree(root)
+    directory.close()
+
+
+def on_disk(rng: random.Random, files: ReplicatedFiles, root: str, handles: list[int]) -> None:
+    folder = rng.choice(["", "", "x/", "x/z/"])
+    name, other = (f"{root}/{folder}{rng.choice('abc')}" for _ in range(2))
+    handle = rng.choice(handles) if handles else None
+    with contextlib.suppress(OSError):
+        match rng.choice("oowwwtsrxumnc"):
+            case "o":
+                handles.append(files.open(name, create=True))
+            case "w" if handle is not None:
+                files.write(handle, rng.randbytes(rng.randrange(1, 600)), rng.randrange(900))
+            case "t" if handle is not None:
+                files.truncate(handle, rng.randrange(900))
+            case "s" if handle is not None:
+                files.sync(handle)
+            case "r" if name != other:
+                files.rename(name, other)
+            case "x" if name != other:
+                files.exchange(name, other)
+            case "u":
+                files.remove(name)
+            case "m":
+                files.make_directory(f"{root}/{rng.choice(['x', 'x/z'])}")
+            case "n":
+                files.rename(f"{root}/x", f"{root}/moved")
+            case "c" if handle is not None:
+                handles.remove(handle)
+                files.close(handle)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", ".", "a/.", "a\0b", "x" * 2000]
+)
+def test_no_path_leads_out_of_the_directory(tmp_path: Path, path: str) -> None:
+    directory = CopiedDirectory(OsFiles(), str(tmp_path / "d"))
+    for operation in (
+        Operation(Kind.CREATE, path), Operation(Kind.REMOVE, path),
+        Operation(Kind.RENAME, "a", other=path), Operation(Kind.MAKE_DIRECTORY, path),
+    ):  # fmt: skip
+        with pytest.raises(NoPath):
+            directory.apply(operation)
+    with pytest.raises(NoPath):
+        directory.compare([], [FileSums(path, 0, [])])
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    directory = CopiedDirectory(OsFiles(), str(tmp_path / "d"))
+    (tmp_path / "secret").write_bytes(b"s")
+    os.symlink(tmp_path / "secret", tmp_path / "d" / "file")
+    os.symlink(tmp_path, tmp_path / "d" / "folder")
+    for operation in (
+        Operation(Kind.CREATE, "file"), Operation(Kind.CREATE, "folder/new"),
+        Operation(Kind.REMOVE, "folder/secret"),
+    ):  # fmt: skip
+        with pytest.raises(NoPath, match="is a link"):
+            directory.apply(operation)
+
+
+def test_what_does_not_belong_to_the_copy_is_neither_sent_nor_taken_nor_removed(
+    tmp_path: Path,
+) -> None:
+    def belongs(path: str) -> bool:
+        return path.startswith("mine")
+
+    log, confirmations = OperationLog(), Confirmations()
+    root = tmp_path / "leader"
+    root.mkdir()
+    news = SyncNews(lambda _: None, lambda _: None)
+    files = ReplicatedFiles(OsFiles(), str(root), log, confirmations, news, belongs)
+    handle = files.open(str(root / "other"), create=True)
+    files.write(handle, b"x", 0)
+    files.sync(handle)
+    files.close(handle)
+    assert log.last == Position(0, 0)
+    follower = tmp_path / "follower"
+    directory = CopiedDirectory(OsFiles(), str(follower), belongs)
+    (follower / "shard-00").mkdir()
+    (follower / "shard-00" / "msgs").write_bytes(b"m")
+    (follower / "mine.old").write_bytes(b"m")
+    with pytest.raises(NoPath, match="not part of the copy"):
+        directory.apply(Operation(Kind.REMOVE, "shard-00/msgs"))
+    directory.compare([], [])
+    assert {path.name for path in follower.iterdir()} == {"shard-00"}
+
+
+def test_the_log_keeps_the_last_operations_and_says_when_others_are_gone() -> None:
+    log = OperationLog(bytes_max=10_000)
+    log.begin_term(3, knows_base=False)
+    for number in range(1, 201):
+        assert log.append(Operation(Kind.WRITE, "a", 0, bytes(36))) == number
+    assert log.last == Position(3, 200) and log.oldest == Position(3, 100)
+    assert log.after(Position(3, 99), EVER) is None
+    found = log.after(Position(3, 100), EVER)
+    assert found is not None and [each.at.number for each in found] == list(range(101, 201))
+    log.begin_term(4, knows_base=True)
+    log.append(Operation(Kind.SYNC_ALL))
+    found = log.after(Position(3, 198), EVER)
+    assert found is not None and [each.at for each in found] == [Position(3, 199), Position(3, 200)]
+    found = log.after(Position(3, 200), EVER)
+    assert found is not None and [each.at for each in found] == [Position(4, 1)]

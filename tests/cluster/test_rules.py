@@ -1,0 +1,250 @@
+"""Each rule of copies by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardmq.cluster.rules import (
+    Ack,
+    Compare,
+    Confirm,
+    Continue,
+    Cut,
+    Follower,
+    Held,
+    Hello,
+    Lead,
+    Leader,
+    Position,
+    Propose,
+    Read,
+    Record,
+    RecordError,
+    Refusal,
+    Send,
+    Settings,
+    Snapshot,
+    StepDown,
+    Stream,
+    Swap,
+)
+
+SETTINGS = Settings()
+HELD_B = Held("s", "copy-b", True, False, 3)
+
+
+def record(*in_sync: str, term: int = 3, leader: str = "a", life: int = 1) -> Record:
+    return Record(term, leader, life, "s", {node: f"copy-{node}" for node in in_sync})
+
+
+def leading(*in_sync: str, settings: Settings = SETTINGS) -> Leader:
+    return Leader("a", 1, record(*in_sync), 10, Position(2, 7), settings, 0.0)
+
+
+def hello(
+    node: str = "b",
+    position: Position | None = Position(2, 7),
+    held: Held = HELD_B,
+    session: int = 1,
+) -> Hello:
+    return Hello(session, node, 1, held, position, 3)
+
+
+def following(held: Held = HELD_B, revision: int = 10) -> Follower:
+    follower = Follower("b", 1, held, SETTINGS)
+    follower.recorded(record("a", "b"), revision, 0.0)
+    return follower
+
+
+def test_a_set_that_lacks_its_leader_is_refused() -> None:
+    with pytest.raises(RecordError, match="lacks a"):
+        record("b", "c")
+
+
+def test_a_sync_is_confirmed_when_all_members_and_the_leader_have_done_it() -> None:
+    leader = leading("a", "b")
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    leader.sync_begun(3, 0.1)
+    assert leader.heard("b", Ack(1, 3, 3), 0.2) == []
+    assert leader.sync_done(3, 0.3) == []
+    assert leader.sync_done(1, 0.4) == [Confirm(3)]
+
+
+def test_with_too_few_members_nothing_is_confirmed() -> None:
+    leader = leading("a", settings=Settings(min_in_sync=2))
+    leader.sync_begun(1, 0.0)
+    assert leader.sync_done(1, 0.1) == []
+
+
+def test_a_silent_member_is_left_out_when_the_record_says_so_and_not_before() -> None:
+    leader = leading("a", "b")
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    leader.sync_done(1, 0.0)
+    cut, propose = [each for each in leader.tick(5.1) if not isinstance(each, Send)]
+    assert isinstance(cut, Cut) and propose == Propose(record("a"), 10)
+    assert leader.swapped(Swap.UNKNOWN, 6.0) == [Read()]
+    assert leader.recorded(record("a"), 11, 6.1) == [Confirm(1)]
+
+
+def test_a_member_whose_disk_hangs_leaves_although_it_answers_pings() -> None:
+    leader = leading("a", "b")
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    leader.sync_done(1, 0.0)
+    leader.heard("b", Ack(1, 3, 0), 5.0)
+    assert Propose(record("a"), 10) in leader.tick(5.1)
+    assert leader.greeted(hello(session=2, position=Position(3, 1)), Position(2, 0), 1, 5.2)
+    leader.swapped(11, 5.3)
+    assert "b" not in leader.record.in_sync
+
+
+def test_a_follower_joins_when_it_has_all_that_was_confirmed() -> None:
+    leader = leading("a")
+    held = Held("s", "copy-c", True)
+    leader.greeted(hello("c", held=held), Position(2, 0), 0, 0.0)
+    for number in (1, 2, 3):
+        leader.sync_begun(number, 0.0)
+        assert leader.sync_done(number, 0.0) == [Confirm(number)]
+    assert leader.heard("c", Ack(1, 3, 1), 0.1) == [], "two confirms behind"
+    assert leader.heard("c", Ack(1, 3, 2), 0.2) == [], "one behind: from now on it is waited for"
+    leader.sync_begun(4, 0.3)
+    assert leader.sync_done(4, 0.3) == []
+    proposed = Propose(record("a", "c"), 10)
+    assert leader.heard("c", Ack(1, 3, 3), 0.4) == [proposed]
+    assert leader.swapped(11, 0.5) == []
+    assert leader.heard("c", Ack(1, 3, 4), 0.6) == [Confirm(4)]
+
+
+def test_a_copy_that_this_leader_cannot_know_is_compared_and_out_of_the_set_before() -> None:
+    for position in (None, Position(2, 8), Position(1, 3)):
+        leader = leading("a", "b")
+        effects = leader.greeted(hello(position=position), Position(2, 0), 0, 0.0)
+        assert effects == [Propose(record("a"), 10)]
+        copy = "b-3-1-1"
+        assert leader.swapped(11, 0.1) == [
+            Send("b", Compare(1, 3, "s", copy)), Snapshot("b", 1)
+        ]  # fmt: skip
+
+
+def test_a_follower_goes_on_where_it_was() -> None:
+    leader = leading("a", "b")
+    assert leader.greeted(hello(), Position(2, 0), 0, 0.0) == [
+        Send("b", Continue(1, 3, Position(2, 7))),
+        Stream("b", 1, Position(2, 7)),
+    ]
+
+
+def test_a_follower_that_is_too_far_behind_is_compared() -> None:
+    leader = leading("a")
+    effects = leader.greeted(hello(position=Position(2, 3)), Position(2, 4), 0, 0.0)
+    assert Snapshot("b", 1) in effects
+
+
+def test_a_leader_ends_when_it_hears_of_a_higher_term() -> None:
+    leader = leading("a", "b")
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    (effect,) = leader.heard("b", Refusal(1, 4), 0.1)
+    assert isinstance(effect, StepDown)
+    assert leading("a", "b").recorded(record("b", term=4, leader="b"), 11, 0.1) == [
+        StepDown("b leads in term 4")
+    ]
+
+
+def test_a_leader_whose_disk_hangs_gives_its_place_to_a_member() -> None:
+    leader = leading("a", "b")
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    leader.heard("b", Ack(1, 3, 1), 10.0)
+    assert Propose(record("b", term=4, leader="b"), 10) in leader.tick(10.1)
+
+
+def test_a_hand_over_waits_until_the_heir_has_all() -> None:
+    leader = leading("a", "b")
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    leader.sync_done(1, 0.0)
+    assert leader.hand_over("b", 0.1) == []
+    heir = record("a", "b", term=4, leader="b")
+    assert leader.heard("b", Ack(1, 3, 1), 0.2) == [Propose(heir, 10), Confirm(1)]
+    assert leader.swapped(11, 0.3) == [StepDown("b leads in term 4")]
+
+
+def test_a_follower_refuses_an_older_term() -> None:
+    follower = following(Held("s", "copy-b", True, False, 3))
+    assert follower.connected(0.0) == [
+        Send("a", Hello(1 << 24 | 1, "b", 1, follower.held, None, 3))
+    ]
+    refusal, cut = follower.heard(Continue(1 << 24 | 1, 2, None), 0.1)
+    assert refusal == Send("a", Refusal(1 << 24 | 1, 3)) and isinstance(cut, Cut)
+
+
+def test_a_member_takes_over_by_the_record_and_leaves_the_old_leader_out() -> None:
+    follower = following()
+    follower.leader_gone(3, 1.0)
+    assert follower.tick(1.0) == [], "it has just started: others know where they are"
+    proposed = record("b", term=4, leader="b")
+    assert follower.tick(2.1) == [Propose(proposed, 10)]
+    assert follower.leader == ""
+    assert follower.swapped(11, 2.2)[-1] == Lead(proposed, 11, None)
+
+
+def test_who_loses_the_race_follows_the_winner() -> None:
+    follower = following()
+    follower.leader_gone(3, 1.0)
+    follower.tick(2.1)
+    assert follower.swapped(Swap.REFUSED, 2.2) == [Read()]
+    follower.recorded(record("b", "c", term=4, leader="c"), 11, 2.3)
+    assert follower.leader == "c"
+    assert follower.tick(9.0) == []
+
+
+def test_a_late_success_makes_a_leader_of_who_had_given_up() -> None:
+    follower = following()
+    follower.leader_gone(3, 1.0)
+    (propose,) = follower.tick(2.1)
+    assert isinstance(propose, Propose)
+    follower.swapped(Swap.UNKNOWN, 4.0)
+    assert follower.leader == "a"
+    assert follower.recorded(propose.record, 11, 5.0)[-1] == Lead(propose.record, 11, None)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [Held(), Held("s", "copy-b", False), Held("s", "older-b", True), Held("t", "copy-b", True)],
+)
+def test_a_copy_that_is_lost_torn_old_or_of_another_store_takes_nothing_over(held: Held) -> None:
+    follower = following(held)
+    follower.leader_gone(3, 1.0)
+    assert follower.tick(9.0) == []
+
+
+def test_a_leader_that_starts_again_is_no_leader_and_stands_again() -> None:
+    follower = Follower("a", 2, Held("s", "copy-a", True, False, 3), SETTINGS)
+    follower.recorded(record("a", "b"), 10, 0.0)
+    assert follower.leader == ""
+    again = record("a", "b", term=4, life=2)
+    assert follower.tick(1.1) == [Propose(again, 10)]
+
+
+def test_operations_that_came_before_are_skipped_and_a_gap_ends_the_session() -> None:
+    follower = following()
+    follower.position = Position(3, 5)
+    session = (1 << 24) + 1
+    follower.connected(0.0)
+    follower.heard(Continue(session, 3, None), 0.0)
+    assert follower.operations(session, Position(3, 4), 5, 0.1) == 2
+    assert follower.operations(session, Position(3, 6), 5, 0.1) == 0
+    (cut,) = follower.operations(session, Position(3, 7), 1, 0.1)  # type: ignore[misc]
+    assert isinstance(cut, Cut)
+
+
+def test_only_a_node_without_a_store_makes_the_first_record() -> None:
+    fresh = Follower("a", 1, Held(), SETTINGS, "new")
+    fresh.recorded(None, 5, 0.0)
+    _, propose = fresh.tick(0.1)
+    assert isinstance(propose, Propose) and propose.record.store == "new"
+    used = Follower("a", 1, Held("s", "copy-a", True, False, 3), SETTINGS, "new")
+    used.recorded(None, 5, 0.0)
+    assert used.tick(0.1) == []
