@@ -374,7 +374,8 @@ class Authority:
         if sync is None:
             return
         began = time.monotonic()
-        if requests <= FEW_REQUESTS and self._usual_sync_s < QUICK_SYNC_S:
+        is_quick = self._usual_sync_s < QUICK_SYNC_S and not self._definitions.waits_for_others
+        if requests <= FEW_REQUESTS and is_quick:
             sync()  # to wake a thread, and to be woken by it, takes longer
         else:
             await asyncio.get_running_loop().run_in_executor(None, sync)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from shardmq.broker.controller import without_effect
 from shardmq.broker.controller.access import hash_new_password
@@ -22,6 +23,24 @@ from shardmq.broker.model.checks import Refusal
 from shardmq.broker.routing.placement import Placement
 
 log = logging.getLogger(__name__)
+
+
+class Loaded(NamedTuple):
+    """What a controller begins with."""
+
+    definitions: Definitions
+    catalog: Catalog
+    placement: Placement
+
+
+def load(definitions: Definitions, config: ControllerConfig) -> Loaded:
+    """Load what exists, and place what is new on the shards of this node. Raises DefinitionsError.
+
+    In a cluster a thread must call this, because a sync waits for other nodes.
+    """
+    shards = range(config.shards) if config.own_shards is None else config.own_shards
+    placement = Placement(shards)
+    return Loaded(definitions, load_or_begin(definitions, config, placement=placement), placement)
 
 
 def load_or_begin(

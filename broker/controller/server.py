@@ -21,7 +21,7 @@ from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.cluster_view import ClusterView, KnownNode
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
-from shardmq.broker.controller.loading import load_or_begin, read_given, warn_of_no_effect
+from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
 from shardmq.broker.controller.node_facts import facts_of
 from shardmq.broker.controller.nodes.facts import FactsTold
 from shardmq.broker.controller.nodes.streams import (
@@ -48,7 +48,6 @@ from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import AnyChange
 from shardmq.broker.model.checks import Refusal
-from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
 from shardmq.broker.shared.control import (
@@ -97,19 +96,27 @@ class Servers(Protocol):
 class Controller:
     """The parts of the controller, and the news that goes between them."""
 
-    def __init__(self, config: ControllerConfig, doors: Collection[int] = ()) -> None:
-        """Load what exists; `doors` are the front doors of other nodes."""
+    def __init__(
+        self,
+        config: ControllerConfig,
+        doors: Collection[int] = (),
+        loaded: Loaded | None = None,
+    ) -> None:
+        """Prepare with what exists, which is loaded from the data directory if it is not given.
+
+        `doors` are the front doors of other nodes.
+        """
+        loaded = loaded or load(Definitions(Path(config.data_dir), config.boot), config)
         doors = {*range(config.first_door, config.first_door + config.doors), *doors}
         self.config = config
-        self.definitions = Definitions(Path(config.data_dir), config.boot)
+        self.definitions = loaded.definitions
         self.presence = Presence()
         self.presence.connections_max, self.presence.channels_max = (
             config.connections_max,
             config.channel_max_per_node,
         )
-        shards = range(config.shards) if config.own_shards is None else config.own_shards
-        self._own_shards = tuple(shards)
-        self.placement = Placement(shards)
+        self.placement = loaded.placement
+        self._own_shards = self.placement.shards
         name = NODE if config.cluster is None else config.cluster.node
         self.memory = memory.MemoryWatch()
         self.cluster = ClusterView(
@@ -127,7 +134,7 @@ class Controller:
             config.term,
         )
         self.authority = Authority(
-            load_or_begin(self.definitions, config, placement=self.placement),
+            loaded.catalog,
             self.definitions,
             self.links,
             self.shards,
@@ -198,7 +205,7 @@ class Controller:
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
         await self.shards.stop()
-        self.definitions.close()
+        await asyncio.to_thread(self.definitions.close)
         return 0 if error is None else 1
 
     def know(self, nodes: Collection[KnownNode]) -> None:

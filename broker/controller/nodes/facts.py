@@ -58,7 +58,7 @@ class _Telling(asyncio.Protocol):
 async def tell_facts(
     facts: Callable[[], NodeFacts],
     leader: Callable[[float], Awaitable[Address | None]],
-    connect: Callable[[Address, asyncio.Protocol], Awaitable[None]],
+    connect: Callable[[Address, asyncio.Protocol], Awaitable[object]],
 ) -> None:
     """Tell the leader the facts of this node until cancelled.
 

@@ -1,8 +1,9 @@
 """The controller of a node in a cluster: it relays to the leader, or leads.
 
-The first node that finds no leader in etcd leads, and a node that led before its process ended
-leads again. A leader that finds another one in etcd ends with the status DEPOSED: its process
-starts again and relays. While etcd is away, everything stays as it is.
+A node begins as a relay, which keeps a copy of the definitions. `shardmq.cluster.rules` decide when
+it leads: the record in etcd names the leader, its term and the nodes whose copies have all that was
+answered. A leader that is replaced ends with the status DEPOSED, and its process starts again as a
+relay. While etcd is away, everything stays as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Final
@@ -20,14 +22,17 @@ import msgspec
 
 from shardmq.broker.controller.cluster_view import KnownNode
 from shardmq.broker.controller.config import Cluster, ControllerConfig, read_config
+from shardmq.broker.controller.loading import load
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
 from shardmq.broker.controller.memory import MemoryWatch, pids
 from shardmq.broker.controller.node_facts import NodeFacts, facts_of
+from shardmq.broker.controller.nodes.catalog_copies import HELD_NAME, EtcdRecord, belongs
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
 from shardmq.broker.controller.nodes.relay import Relay
 from shardmq.broker.controller.nodes.streams import (
     CONTROL,
+    COPIES,
     FACTS,
     HTTP,
     HTTPS,
@@ -42,19 +47,32 @@ from shardmq.broker.controller.nodes.streams import (
 )
 from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.room import OWNER_ONLY
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
 from shardmq.broker.shared.control import DOORS_PER_NODE, ShardElsewhere
 from shardmq.cluster import records
 from shardmq.cluster.etcd import Etcd, Tls
-from shardmq.cluster.pairs import Compare, EtcdAway, EtcdRefused, Put
-from shardmq.cluster.records import SHARD_PORT, KeyNames, Leader
+from shardmq.cluster.following import FollowerOfCopies, HeldFile, NotLeading
+from shardmq.cluster.leading import LeaderOfCopies
+from shardmq.cluster.operations import CopiedDirectory, OperationLog
+from shardmq.cluster.pairs import EtcdRefused
+from shardmq.cluster.records import SHARD_PORT, KeyNames
+from shardmq.cluster.replicated_files import Deposed
+from shardmq.cluster.rules import Lead
 from shardmq.cluster.secret import tls_context
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
 DEPOSED: Final = 3
-AGAIN_S: Final = 0.5
+# A leader that cannot be reached for so long is taken for gone, whatever its lease says.
+UNREACHED_S_MAX: Final = 2.0
+# Each process of a node is a life. Their numbers count quarters of a second since 2025.
+LIFE_NS: Final = 250_000_000
+LIVES_BEGAN_NS: Final = 1_735_689_600 * 1_000_000_000
+COPIES_BUFFER_BYTES: Final = 1 << 20
+STORE_BYTES: Final = 8
 REFUSED_MAX: Final = 1000  # different refusals of streams that are logged
 LOCAL_SOCKET: Final = "shardctl.sock"
 
@@ -68,6 +86,7 @@ class Node:
         self._config = config
         self._cluster = cluster
         self._stop = stop
+        self._life = (time.time_ns() - LIVES_BEGAN_NS) // LIFE_NS
         self._server_tls = tls_context(cluster.keys, server=True)
         self._client_tls = tls_context(cluster.keys, server=False)
         etcd = cluster.etcd
@@ -77,17 +96,19 @@ class Node:
             password=etcd.password,
             tls=Tls(etcd.ca, etcd.cert, etcd.key),
         )
-        self._keys = KeyNames(cluster.name)
-        self._nodes = Nodes(self._etcd, self._keys, self._changed)
+        keys = KeyNames(cluster.name)
+        self._nodes = Nodes(self._etcd, keys, self._changed)
+        self._record = EtcdRecord(self._etcd, keys.controller)
+        self._operations = OperationLog()
+        self._follower: FollowerOfCopies | None = None
+        self._copies: LeaderOfCopies | None = None
         self._leader: Controller | None = None
-        self._term = 0  # in which this node leads
-        self._role_ends = asyncio.Event()
+        self._unreached: tuple[int, float] | None = None  # a term, and since when (loop time)
         self._refused: set[str] = set()
         self._certificates = None if config.tls is None else Certificates(config.tls)
-        self._status = 0
 
     async def run(self) -> int:
-        """Relay, lead, and relay no more, until `stop` is set; return the exit status."""
+        """Relay and follow, then lead, until `stop` is set; return the exit status."""
         server = TlsServer(
             socket.socket(fileno=os.dup(self._cluster.fd)),
             self._server_tls,
@@ -96,88 +117,67 @@ class Node:
             lambda: self._config.http,
         )
         watching = asyncio.create_task(self._nodes.run())
+        working = asyncio.create_task(self._play_roles())
         stopping = asyncio.create_task(self._stop.wait())
+        tasks = (watching, working, stopping)
         try:
-            while not self._stop.is_set() and not self._status:
-                leads = asyncio.create_task(self._may_lead())
-                relay = await self._relay()
-                telling = asyncio.create_task(self._tell())
-                await asyncio.wait((leads, stopping, watching), return_when=asyncio.FIRST_COMPLETED)
-                telling.cancel()
-                await relay.close()
-                if watching.done():
-                    watching.result()
-                if leads.done():
-                    leads.result()
-                    await self._lead()
-                else:
-                    leads.cancel()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._leader is not None and not working.done():
+                await working  # it has been told, and drains
+            if watching.done():
+                watching.result()
+            return working.result() if working.done() else 0
         except EtcdRefused as error:
             log.critical("etcd refuses: %s", error)
             return 1
         finally:
-            stopping.cancel()
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             server.close()
             await self._etcd.close()
-        return self._status
 
-    # -- who leads ---------------------------------------------------------------------------------
-
-    async def _may_lead(self) -> None:
-        """Return when this node leads, by etcd's word, in the term `_term`."""
-        while True:
-            version = self._nodes.version
-            known, revision = self._nodes.controller, self._nodes.revision
-            if version and (known is None or self._is_own(known)):
-                term = 1 if known is None else known.term + 1
-                if await self._claim(term, revision):
-                    self._term = term
-                    return
-            await self._nodes.newer(version)
-
-    async def _claim(self, term: int, revision: int) -> bool:
-        """Say in etcd that this node leads, unless the record has changed since `revision`."""
-        cluster = self._cluster
-        address = f"[{cluster.host}]" if ":" in cluster.host else cluster.host
-        record = Leader(
-            term=term,
-            leader=cluster.number,
-            in_sync=[cluster.number],
-            address=f"{address}:{cluster.port}",
-        )
-        key = self._keys.controller
-        unchanged = (
-            Compare(key, mod_revision=revision) if revision else Compare(key, create_revision=0)
-        )
-        try:
-            outcome = await self._etcd.transact([unchanged], [Put(key, records.encoded(record))])
-        except EtcdAway as error:
-            # If etcd has it all the same, the watch will show it as this node's, and it is raised.
-            log.warning("etcd is away: %s", error)
-            await asyncio.sleep(AGAIN_S)
-            return False
-        if outcome.succeeded:
-            log.info("this node leads in term %d", term)
-        return outcome.succeeded
+    async def _play_roles(self) -> int:
+        lead = await self._follow()
+        return await self._lead(lead)
 
     def _changed(self) -> None:
         """Look at what etcd has now of the nodes and of the leader."""
-        known = self._nodes.controller
-        if self._leader is None or known is None:
-            return
-        if known.term > self._term or (known.term == self._term and not self._is_own(known)):
-            log.error("node %d leads in term %d: this one begins anew", known.leader, known.term)
-            self._status = DEPOSED
-            self._role_ends.set()
-            return
-        nodes = self._nodes.nodes.values()
-        self._leader.know(known_nodes(nodes))
-        self._leader.learn(shards_of(nodes), doors_of(nodes))
+        nodes, record = self._nodes, self._nodes.record
+        for copies in (self._follower, self._copies):
+            if copies is not None:
+                copies.recorded(record, nodes.revision)
+        if self._follower is not None and record is not None:
+            is_other = record.leader != self._cluster.node
+            if is_other and nodes.address(record.leader) is None:
+                self._follower.leader_gone(record.term)
+        if self._leader is not None:
+            self._leader.know(known_nodes(nodes.nodes.values()))
+            self._leader.learn(shards_of(nodes.nodes.values()), doors_of(nodes.nodes.values()))
 
-    def _is_own(self, record: Leader) -> bool:
-        return record.leader == self._cluster.number
+    async def _connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream for copies to a node. Raises OSError, or NotLeading."""
+        address, record = self._nodes.address(leader), self._nodes.record
+        reader = asyncio.StreamReader(COPIES_BUFFER_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        loop = asyncio.get_running_loop()
+        try:
+            if address is None:
+                raise NoStream("it is not alive")
+            opening = self._opening(COPIES, None, None)
+            transport = await open_stream(address, self._client_tls, opening, protocol)
+        except NoStream as error:
+            if error.life:
+                raise NotLeading(error.life) from None
+            term = 0 if record is None else record.term
+            if self._unreached is None or self._unreached[0] != term:
+                self._unreached = term, loop.time()
+            elif loop.time() - self._unreached[1] > UNREACHED_S_MAX and self._follower is not None:
+                # Whether it is gone or only cannot be reached from here is decided by etcd.
+                self._follower.leader_gone(term)
+            raise OSError(str(error)) from None
+        self._unreached = None
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     # -- the two roles -----------------------------------------------------------------------------
 
@@ -214,31 +214,75 @@ class Node:
             )
             return facts_of(config, watch)
 
-        def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[None]:
+        def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
             opening = self._opening(FACTS, None, None)
             return open_stream(address, self._client_tls, opening, protocol)
 
         await tell_facts(facts, self._nodes.leader, connect)
 
-    async def _lead(self) -> None:
-        """Be the controller of the whole cluster until the role or the process ends."""
-        self._role_ends.clear()
-        config = msgspec.structs.replace(self._config, term=self._term)
-        controller = Controller(config, doors_of(self._nodes.nodes.values()))
-        self._leader = controller
+    async def _follow(self) -> Lead:
+        """Follow the leader until this node leads; meanwhile relay what clients say to it."""
+        data_dir = self._config.data_dir
+        follower = self._follower = FollowerOfCopies(
+            self._cluster.node,
+            self._life,
+            HeldFile(OWNER_ONLY, f"{data_dir}/{HELD_NAME}"),
+            CopiedDirectory(OWNER_ONLY, data_dir, belongs),
+            self._operations,
+            self._record,
+            self._connect,
+            founds=os.urandom(STORE_BYTES).hex(),
+        )
+        relay = await self._relay()
+        telling = asyncio.create_task(self._tell())
         self._changed()
-        ending = asyncio.create_task(self._end_role())
         try:
-            status = await controller.run(self._role_ends)
+            lead = await follower.run()
         finally:
-            ending.cancel()
-            self._leader = None
-        self._status = self._status or status
-        self._stop.set()
+            self._follower = None
+            telling.cancel()
+            await relay.close()
+        log.info("this node leads in term %d", lead.record.term)
+        return lead
 
-    async def _end_role(self) -> None:
-        await self._stop.wait()
-        self._role_ends.set()
+    async def _lead(self, lead: Lead) -> int:
+        """Be the controller of the whole cluster until the role or the process ends."""
+        record = lead.record
+        config = msgspec.structs.replace(self._config, term=record.term, boot=record.store)
+        copies = self._copies = LeaderOfCopies(
+            self._cluster.node,
+            self._life,
+            lead,
+            self._operations,
+            self._record,
+            OWNER_ONLY,
+            config.data_dir,
+            belongs,
+        )
+        ends = asyncio.Event()
+        leading = asyncio.create_task(copies.run())
+        ending = asyncio.create_task(self._stop.wait())
+        for task in (leading, ending):
+            task.add_done_callback(lambda _: ends.set())
+        try:
+            definitions = Definitions(
+                Path(config.data_dir), config.boot, copies.replicated, waits_for_others=True
+            )
+            loaded = await asyncio.to_thread(load, definitions, config)
+            controller = Controller(config, doors_of(self._nodes.nodes.values()), loaded)
+            self._leader = controller
+            self._changed()
+            status = await controller.run(ends)
+        except Deposed as error:
+            log.error("this node leads no more: %s", error)
+            return DEPOSED
+        finally:
+            self._leader = None
+            self._copies = None
+            is_deposed = leading.done()
+            for task in (leading, ending):
+                task.cancel()
+        return DEPOSED if is_deposed else status
 
     def reload(self) -> None:
         """Take new settings from the supervisor, and read certificates again."""
@@ -269,8 +313,10 @@ class Node:
                     f"{self._cluster.node} speaks version {VERSION} of the streams between nodes, "
                     f"{opening.node} version {opening.version}"
                 )
+            if opening.service == COPIES and self._copies is not None:
+                return copies_protocol(self._copies)
             if self._leader is None:
-                raise NoStream(f"{self._cluster.node} does not lead")
+                raise NoStream(f"{self._cluster.node} does not lead", self._life)
             return self._leader.connection(opening.service, opening.node)
         except NoStream as error:
             why = f"{opening.node} ({opening.service}): {error}"
@@ -278,6 +324,12 @@ class Node:
                 self._refused.add(why)
                 log.warning("a stream is refused: %s", why)
             raise
+
+
+def copies_protocol(copies: LeaderOfCopies) -> asyncio.Protocol:
+    """Return the protocol of the stream of a node that follows."""
+    reader = asyncio.StreamReader(COPIES_BUFFER_BYTES)
+    return asyncio.StreamReaderProtocol(reader, copies.serve)
 
 
 def known_nodes(nodes: Iterable[records.Node]) -> list[KnownNode]:

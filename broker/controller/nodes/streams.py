@@ -28,6 +28,7 @@ LOCAL: Final = "local"  # HTTP of shardctl, by the socket of its host
 HTTP: Final = "http"
 HTTPS: Final = "https"  # HTTP that came by TLS, which ends at the relay
 METRICS: Final = "metrics"
+COPIES: Final = "copies"  # of the definitions, for nodes that follow
 FACTS: Final = "facts"  # what nodes that do not lead tell about themselves
 
 Address = tuple[str, int]
@@ -50,13 +51,24 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to an opening. The stream ends behind an `error` that is not empty."""
+    """The answer to an opening. The stream ends behind an `error` that is not empty.
+
+    life: with an error, the life of a controller that does not lead; else 0.
+    """
 
     error: str
+    life: int = 0
 
 
 class NoStream(Exception):
-    """A stream could not be opened. The text says why."""
+    """A stream could not be opened. The text says why.
+
+    `life` is that of the other controller, if it was reached and does not lead; else 0.
+    """
+
+    def __init__(self, text: str, life: int = 0) -> None:
+        super().__init__(text)
+        self.life = life
 
 
 # Takes an opening; returns the protocol of the service, or raises NoStream.
@@ -93,7 +105,8 @@ class OpeningProtocol(asyncio.Protocol):
             opening = msgspec.json.decode(self._line, type=Opening)
             protocol = self._accept(opening)
         except (NoStream, msgspec.MsgspecError) as error:
-            self._transport.write(msgspec.json.encode(Reply(str(error))) + b"\n")
+            life = error.life if isinstance(error, NoStream) else 0
+            self._transport.write(msgspec.json.encode(Reply(str(error), life)) + b"\n")
             self._transport.close()
             return
         self._transport.write(msgspec.json.encode(Reply("")) + b"\n")
@@ -195,7 +208,7 @@ class _Asking(asyncio.Protocol):
             self._end(NoStream("it does not speak as a node does"))
             return
         if reply.error:
-            self._end(NoStream(reply.error))
+            self._end(NoStream(reply.error, reply.life))
             return
         # What the service says is for the protocol that the caller sets.
         self._transport.pause_reading()
@@ -211,8 +224,8 @@ class _Asking(asyncio.Protocol):
 
 async def open_stream(
     address: Address, tls: ssl.SSLContext, opening: Opening, protocol: asyncio.Protocol
-) -> None:
-    """Open a stream to the controller at `address`, and let `protocol` have it.
+) -> asyncio.Transport:
+    """Open a stream to the controller at `address`, let `protocol` have it, and return it.
 
     Raises NoStream.
     """
@@ -238,3 +251,4 @@ async def open_stream(
     protocol.connection_made(transport)
     if asking.rest:
         protocol.data_received(asking.rest)
+    return transport
