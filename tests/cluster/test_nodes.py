@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import SOURCE, RealBroker, wait_until
 from tests.support.real_cluster import (
+    NAME,
     RealCluster,
     api,
     connect,
@@ -144,6 +147,37 @@ def test_a_node_dies_and_comes_back_with_its_messages(cluster: RealCluster, name
     wait_for_nodes(leader, 3)
     for index, queue in enumerate(names_of(name)):
         assert drain(cluster.nodes[index % 3], queue) == list(range(MESSAGES))
+
+
+def test_the_node_that_leads_dies_and_another_one_takes_over(
+    cluster: RealCluster, name: str
+) -> None:
+    """Twice, so that a node that came back leads what was answered while it was away."""
+    for turn in range(2):
+        names = names_of(f"{name}-{turn}")
+        lost = cluster.leader()
+        rest = cluster.others(lost)
+        with connect(rest[0]) as client:
+            for queue in names:
+                client.channel().queue_declare(queue, durable=True)
+            lost.kill_all()
+            client.channel().queue_declare(f"{name}-{turn}-after", durable=True)
+            wait_until(lambda rest=rest: api(rest[1], "overview"), "HTTP at another node")  # type: ignore[misc]
+        wait_for_nodes(rest[0], 2)
+        assert cluster.leader() in rest
+        found = {row["name"] for row in api(rest[1], "queues")}
+        assert {*names, f"{name}-{turn}-after"} <= found
+        lost.restart()
+        wait_for_nodes(rest[0], 3)
+        wait_until(lambda: len(in_sync(cluster)) == 3, "the copy to be in sync")
+
+
+def in_sync(cluster: RealCluster) -> dict[str, str]:
+    """Return the in-sync set of the definitions, from etcd."""
+    key = f"/shardmq/{NAME}/controller".encode()
+    (pair,) = cluster.etcd.ask("kv/range", key=key)["kvs"]
+    found: dict[str, str] = json.loads(b64decode(pair["value"]))["in_sync"]
+    return found
 
 
 def test_without_etcd_all_goes_on_and_nodes_come_back_when_it_does(
