@@ -7,9 +7,10 @@ their shards, and which may be gone there. The links keep the order of the messa
 from __future__ import annotations
 
 import asyncio
+import time
 from asyncio import Future
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from shardmq.broker.controller.peers.shard_links import ShardLinks
@@ -25,6 +26,7 @@ from shardmq.shardd.wire import messages as wire
 
 # The most queues in one message to a shard when policies change; the shard's clients wait for it.
 CHANGED_QUEUES_MAX = 1000
+SLICE_S = 0.005  # the loop goes on after so long, and one queue more, when policies change
 
 
 class Creation(NamedTuple):
@@ -43,8 +45,13 @@ class ShardOrders:
         catalog: Catalog,
         shards: ShardLinks,
         put_back: Callable[[Iterable[Pending], bool], None],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Prepare; `put_back(requests, first)` puts requests into the authority's inbox again."""
+        """Prepare; `put_back(requests, first)` puts requests into the authority's inbox again.
+
+        `clock` returns seconds.
+        """
+        self._clock = clock
         self._catalog = catalog
         self._shards = shards
         self._put_back = put_back
@@ -117,17 +124,45 @@ class ShardOrders:
             self.create(queue.shard, creations.pop(queue.shard))
 
     def tell_changed(self, pending: Pending, vhost: Vhost, before: Policies) -> None:
-        """Tell shards of queues that have other effective arguments than they had `before`."""
-        by_shard: dict[int, list[QueuePut]] = {}
-        for queue in changed_queues(vhost, before):
-            if queue.id in self.leaving:
-                self._changed_leaving.add(queue.id)
-            else:
-                by_shard.setdefault(queue.shard, []).append(queue)
-        for shard, queues in by_shard.items():
-            for start in range(0, len(queues), CHANGED_QUEUES_MAX):
-                specs = [self._spec(queue) for queue in queues[start : start + CHANGED_QUEUES_MAX]]
-                self._request(pending, shard, lambda n, specs=specs: wire.CreateQueues(n, specs))  # type: ignore[misc]
+        """Tell shards of queues that have other effective arguments than they had `before`.
+
+        The event loop goes on between slices of the queues. A queue that is declared in between is
+        made with the policies in force and needs nothing. One that is deleted is passed over. If
+        the policies change again, each change compares what was in force before it with what is in
+        force when it comes to a queue, so the last to come tells the shard what holds.
+        """
+        pending.waits += 1  # until all queues are looked at
+        may_differ = vhost.policies.may_differ(before)
+        self._tell_slice(pending, vhost, before, may_differ, iter([*vhost.queues.values()]))
+
+    def _tell_slice(
+        self,
+        pending: Pending,
+        vhost: Vhost,
+        before: Policies,
+        may_differ: Callable[[str, str], bool],
+        queues: Iterator[QueuePut],
+    ) -> None:
+        by_shard: dict[int, list[wire.QueueSpec]] = {}
+        end, changed, is_last = self._clock() + SLICE_S, 0, True
+        for known in queues:
+            queue = self._catalog.queue_by_id(known.id)
+            if queue is not None and _is_changed(vhost, queue, before, may_differ):
+                if queue.id in self.leaving:
+                    self._changed_leaving.add(queue.id)
+                else:
+                    by_shard.setdefault(queue.shard, []).append(self._spec(queue))
+                    changed += 1
+            if changed == CHANGED_QUEUES_MAX or self._clock() > end:
+                is_last = False
+                break
+        for shard, specs in by_shard.items():
+            self._request(pending, shard, lambda n, specs=specs: wire.CreateQueues(n, specs))  # type: ignore[misc]
+        if is_last:
+            pending.one_came()
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._tell_slice, pending, vhost, before, may_differ, queues)
 
     def _request(
         self, pending: Pending, shard: int, message: Callable[[int], wire.Message]
@@ -254,14 +289,12 @@ class ShardOrders:
         )
 
 
-def changed_queues(vhost: Vhost, before: Policies) -> list[QueuePut]:
-    """Return the queues whose effective arguments under the policies `before` were others."""
-    may_differ = vhost.policies.may_differ(before)
-    changed = []
-    for queue in vhost.queues.values():
-        kind = queue_kind(queue.arguments)
-        if may_differ(kind, queue.name):
-            earlier = queue_arguments(queue.arguments, before.of(kind, queue.name).definition)
-            if earlier != vhost.queue_arguments(queue):
-                changed.append(queue)
-    return changed
+def _is_changed(
+    vhost: Vhost, queue: QueuePut, before: Policies, may_differ: Callable[[str, str], bool]
+) -> bool:
+    """Return whether the queue had other effective arguments under the policies `before`."""
+    kind = queue_kind(queue.arguments)
+    if not may_differ(kind, queue.name):
+        return False
+    earlier = queue_arguments(queue.arguments, before.of(kind, queue.name).definition)
+    return earlier != vhost.queue_arguments(queue)

@@ -1,0 +1,176 @@
+"""A policy reaches all queues in slices, and each shard learns what holds in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from shardmq.broker.controller.pending import Pending
+from shardmq.broker.controller.shard_orders import CHANGED_QUEUES_MAX, SLICE_S, ShardOrders
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import (
+    AnyChange,
+    ParameterDelete,
+    ParameterPut,
+    QueueDelete,
+    QueuePut,
+    VhostDelete,
+    VhostPut,
+)
+from shardmq.shardd.wire import messages as wire
+from tests.support.fake_controller_peers import FakeShards
+
+QUEUE_S = 0.0001  # the time of the clock for one queue
+
+
+class World:
+    """A catalog and its shards, with a clock that only goes on when a queue is looked at."""
+
+    def __init__(self) -> None:
+        self.catalog, self.shards = Catalog(routes=False), FakeShards()
+        self.orders = ShardOrders(
+            self.catalog, self.shards, lambda requests, first: None, self._clock
+        )
+        self.now_s = 0.0
+        self.looks: list[int] = [0]  # queues that were looked at in each pass of the loop
+        self.next_id = 0
+        self.answered: list[int] = []
+        self.catalog.apply(VhostPut("/"))
+
+    def _clock(self) -> float:
+        self.now_s += QUEUE_S
+        self.looks[-1] += 1
+        return self.now_s
+
+    def declare(self, name: str) -> None:
+        self.next_id += 1
+        self.catalog.apply(QueuePut("/", name, self.next_id, self.next_id % 2))
+        self.shards.queues |= {
+            spec.id: spec
+            for shard in range(2)
+            for spec in self.orders.queues_of(shard)
+            if spec.id == self.next_id
+        }
+
+    def delete(self, name: str) -> None:
+        queue = self.catalog.queue("/", name)
+        if queue is not None:
+            self.catalog.apply(QueueDelete("/", name))
+            del self.shards.queues[queue.id]
+
+    def change(self, change: AnyChange) -> None:
+        """Change the policies as the authority does."""
+        number = len(self.answered)
+        self.answered.append(0)
+
+        def answer(code: int, text: str, result: dict[str, Any]) -> None:
+            self.answered[number] += 1
+
+        pending = Pending(change, "", answer)
+        pending.waits = 1
+        vhost = self.catalog.vhosts["/"]
+        before = vhost.policies
+        self.catalog.apply(change)
+        self.orders.tell_changed(pending, vhost, before)
+        pending.one_came()
+
+    async def one_pass(self) -> None:
+        self.looks.append(0)
+        await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        while not all(self.answered):
+            await self.one_pass()
+
+    def disagreeing(self) -> dict[str, Any]:
+        """Return the queues whose shard knows other arguments than hold, or whose id is gone."""
+        known = {spec.id: spec.arguments for spec in self.shards.queues.values()}
+        right = {
+            spec.id: spec.arguments for shard in range(2) for spec in self.orders.queues_of(shard)
+        }
+        return {} if known == right else {"known": known, "right": right}
+
+
+def policy(name: str, pattern: str, length: int, priority: int = 0) -> ParameterPut:
+    definition = {"max-length": length}
+    value = {"pattern": pattern, "definition": definition, "priority": priority}
+    return ParameterPut("/", "policy", name, value)
+
+
+async def test_a_pass_of_the_loop_looks_at_few_of_many_queues() -> None:
+    world = World()
+    for i in range(20_000):
+        world.catalog.apply(QueuePut("/", f"q{i}", i + 1, i % 2))
+    world.change(policy("p", "", 5))
+    assert not world.answered[0]
+    assert len(world.shards.queues) == world.looks[0] - 1  # the first slice is done at once
+    await world.settle()
+    assert world.answered == [1]
+    assert len(world.shards.queues) == 20_000
+    assert max(world.looks) <= SLICE_S / QUEUE_S + 3
+    sent = [message for _, message in world.shards.received]
+    assert all(isinstance(message, wire.CreateQueues) for message in sent)
+    assert not world.disagreeing()
+
+
+async def test_a_message_to_a_shard_stays_short_however_quick_the_slices_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    monkeypatch.setattr(world.orders, "_clock", lambda: 0.0)
+    for i in range(2 * CHANGED_QUEUES_MAX + 1):
+        world.catalog.apply(QueuePut("/", f"q{i}", i + 1, 0))
+    world.change(policy("p", "", 5))
+    await world.settle()
+    sizes = [len(message.queues) for _, message in world.shards.received]
+    assert sizes == [CHANGED_QUEUES_MAX, CHANGED_QUEUES_MAX, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_changes_between_slices_each_shard_knows_what_holds(seed: int) -> None:
+    rnd = random.Random(seed)
+    world = World()
+    for i in range(300):
+        world.declare(f"{rnd.choice('abc')}{i}")
+    for _ in range(40):
+        what = rnd.randrange(6)
+        name = f"{rnd.choice('abc')}{rnd.randrange(320)}"
+        if what == 0 and world.catalog.queue("/", name) is None:
+            world.declare(name)
+        elif what == 1:
+            world.delete(name)
+        elif what == 2:
+            pattern = rnd.choice(["^a", "[ab]", "", "1$", r"^(?!a).*0"])
+            length = rnd.choice([1, 2])
+            world.change(policy(rnd.choice("pqr"), pattern, length, rnd.randrange(3)))
+        elif what == 3 and world.catalog.parameters:
+            _, component, name = rnd.choice(list(world.catalog.parameters))
+            world.change(ParameterDelete("/", component, name))
+        else:
+            await world.one_pass()
+    await world.settle()
+    assert not world.disagreeing()
+    assert set(world.answered) <= {1}
+
+
+async def test_a_vhost_that_goes_between_slices_takes_its_queues_along() -> None:
+    world = World()
+    for i in range(300):
+        world.declare(f"q{i}")
+    world.change(policy("p", "", 5))
+    told = len(world.shards.received)
+    world.catalog.apply(VhostDelete("/"))
+    await world.settle()
+    assert len(world.shards.received) == told
+    assert world.answered == [1]
+
+
+async def test_a_policy_that_matches_nothing_sends_nothing() -> None:
+    world = World()
+    world.declare("q")
+    world.change(policy("p", "^x", 5))
+    assert world.answered == [1]
+    assert not world.shards.received
