@@ -15,7 +15,7 @@ INTEGER_MIN = -(1 << 63)
 # An integer above 2 ** 63 - 1 is a timestamp that no calendar has.
 INTEGER_MAX = (1 << 64) - 1
 KEY_BYTES_MAX = 255
-# A frame of the default size, 128 KiB, has fewer. To look at so many takes some 10 ms, for which all
+# A frame of the default size, 128 KiB, has fewer. To look at so many takes 10 ms, for which all
 # others wait.
 VALUES_MAX = 1 << 17
 TOO_MANY_VALUES = f"more than {VALUES_MAX} values"

@@ -73,13 +73,13 @@ export function vhost(page, name) {
 }
 
 export function limitTable(limits, where, again) {
-  const clear = (name) => async () => {
+  const clearButton = (name) => dangerous("Clear", `Clear ${name}? Then there is no such limit.`, async () => {
     if (await attempt(() => remove(where(name)), "The limit is cleared.")) again();
-  };
+  });
   return plainTable("Limits", [
     { label: "Limit", cell: ([name]) => name },
     { label: "At most", number: true, cell: ([, value]) => format.count(value) },
-    { label: "", cell: ([name]) => button("Clear", clear(name), "danger") },
+    { label: "", cell: ([name]) => clearButton(name) },
   ], Object.entries(limits), ([name]) => name, "No limits.");
 }
 
