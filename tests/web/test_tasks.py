@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 import pika
 import pytest
@@ -32,6 +33,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
         made.stop()
     finally:
         made.clean_up()
+
+
+@pytest.fixture(autouse=True)
+def swept(broker: RealBroker) -> Iterator[None]:
+    """Delete what a test leaves: tests count messages, shard queues and rows of lists."""
+    yield
+    for kind in ("parameters/shards", "exchanges", "queues"):
+        for row in ask(broker, "GET", f"{kind}/%2F"):
+            name = row["name"]
+            if name and not name.startswith("amq."):
+                ask(broker, "DELETE", f"{kind}/%2F/{quote(name, safe='')}")
 
 
 @pytest.fixture

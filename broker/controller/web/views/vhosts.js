@@ -5,7 +5,7 @@ import { h, update } from "../dom.js";
 import * as format from "../format.js";
 import { to } from "../router.js";
 import { chosenVhost, listTable, plainTable } from "../table.js";
-import { adder, attempt, button, dangerous, empty, facts, form, inner, link, notice, section } from "../widgets.js";
+import { adder, attempt, dangerous, empty, facts, form, inner, link, notice, section } from "../widgets.js";
 import { permissionsOf } from "./permissions.js";
 
 /** A field of a form to choose a vhost. */
