@@ -7,26 +7,21 @@ their shards, and which may be gone there. The links keep the order of the messa
 from __future__ import annotations
 
 import asyncio
-import time
 from asyncio import Future
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.pending import INTERNAL_ERROR, Pending, no_answer
+from shardmq.broker.controller.policy_walks import PolicyWalks
 from shardmq.broker.controller.requests import Drained, Removal
-from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import OPEN, QueuePut
 from shardmq.broker.model.checks import DELAYS_FOR, no_queue
-from shardmq.broker.model.policies import Policies, queue_arguments, queue_kind
 from shardmq.broker.routing import hidden
 from shardmq.broker.shared.control import QueueRemove
 from shardmq.shardd.wire import messages as wire
-
-# The most queues in one message to a shard when policies change; the shard's clients wait for it.
-CHANGED_QUEUES_MAX = 1000
-SLICE_S = 0.005  # the loop goes on after so long, and one queue more, when policies change
 
 
 class Creation(NamedTuple):
@@ -45,13 +40,9 @@ class ShardOrders:
         catalog: Catalog,
         shards: ShardLinks,
         put_back: Callable[[Iterable[Pending], bool], None],
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Prepare; `put_back(requests, first)` puts requests into the authority's inbox again.
-
-        `clock` returns seconds.
-        """
-        self._clock = clock
+        """Prepare; `put_back(requests, first)` puts requests into the authority's inbox again."""
+        self.policy_walks = PolicyWalks(catalog, shards, self._changed_spec)
         self._catalog = catalog
         self._shards = shards
         self._put_back = put_back
@@ -122,47 +113,6 @@ class ShardOrders:
         """Send the creation of a queue of this batch, so that a question about it comes behind."""
         if queue.id in self._creating and self._creating[queue.id] is None:
             self.create(queue.shard, creations.pop(queue.shard))
-
-    def tell_changed(self, pending: Pending, vhost: Vhost, before: Policies) -> None:
-        """Tell shards of queues that have other effective arguments than they had `before`.
-
-        The event loop goes on between slices of the queues. A queue that is declared in between is
-        made with the policies in force and needs nothing. One that is deleted is passed over. If
-        the policies change again, each change compares what was in force before it with what is in
-        force when it comes to a queue, so the last to come tells the shard what holds.
-        """
-        pending.waits += 1  # until all queues are looked at
-        may_differ = vhost.policies.may_differ(before)
-        self._tell_slice(pending, vhost, before, may_differ, iter([*vhost.queues.values()]))
-
-    def _tell_slice(
-        self,
-        pending: Pending,
-        vhost: Vhost,
-        before: Policies,
-        may_differ: Callable[[str, str], bool],
-        queues: Iterator[QueuePut],
-    ) -> None:
-        by_shard: dict[int, list[wire.QueueSpec]] = {}
-        end, changed, is_last = self._clock() + SLICE_S, 0, True
-        for known in queues:
-            queue = self._catalog.queue_by_id(known.id)
-            if queue is not None and _is_changed(vhost, queue, before, may_differ):
-                if queue.id in self.leaving:
-                    self._changed_leaving.add(queue.id)
-                else:
-                    by_shard.setdefault(queue.shard, []).append(self._spec(queue))
-                    changed += 1
-            if changed == CHANGED_QUEUES_MAX or self._clock() > end:
-                is_last = False
-                break
-        for shard, specs in by_shard.items():
-            self._request(pending, shard, lambda n, specs=specs: wire.CreateQueues(n, specs))  # type: ignore[misc]
-        if is_last:
-            pending.one_came()
-        else:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._tell_slice, pending, vhost, before, may_differ, queues)
 
     def _request(
         self, pending: Pending, shard: int, message: Callable[[int], wire.Message]
@@ -270,8 +220,19 @@ class ShardOrders:
     def queues_of(self, shard: int) -> list[wire.QueueSpec]:
         return [self._spec(queue) for queue in self._catalog.index.all() if queue.shard == shard]
 
+    def _changed_spec(self, queue: QueuePut) -> wire.QueueSpec | None:
+        """Return what the shard of a changed queue is told, None if the queue may just be going."""
+        if queue.id in self.leaving:
+            self._changed_leaving.add(queue.id)
+            return None
+        return self._spec(queue)
+
     def _spec(self, queue: QueuePut) -> wire.QueueSpec:
-        """Return a queue as its shard must know it, with its effective arguments."""
+        """Return a queue as its shard must know it, with its effective arguments.
+
+        The caller tells the shard at once.
+        """
+        self.policy_walks.seal()
         arguments = self._catalog.queue_arguments(queue)
         if DELAYS_FOR in arguments and not hidden.is_of_exchange(queue.name):
             arguments = {key: value for key, value in arguments.items() if key != DELAYS_FOR}
@@ -287,14 +248,3 @@ class ShardOrders:
             queue.paused,
             queue.part is not None and queue.part.held != OPEN,
         )
-
-
-def _is_changed(
-    vhost: Vhost, queue: QueuePut, before: Policies, may_differ: Callable[[str, str], bool]
-) -> bool:
-    """Return whether the queue had other effective arguments under the policies `before`."""
-    kind = queue_kind(queue.arguments)
-    if not may_differ(kind, queue.name):
-        return False
-    earlier = queue_arguments(queue.arguments, before.of(kind, queue.name).definition)
-    return earlier != vhost.queue_arguments(queue)
