@@ -12,6 +12,7 @@ was made with the policies in force. One that was deleted is passed over.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from asyncio import Future
 from collections import deque
@@ -29,6 +30,8 @@ from shardmq.shardd.wire import messages as wire
 SLICE_S = 0.005  # the loop goes on after so long, and one queue more
 # The most queues in one message to a shard; the shard's clients wait for it.
 CHANGED_QUEUES_MAX = 1000
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +115,21 @@ class PolicyWalks:
 
     def _do_slice(self) -> None:
         self.seal()
-        walk, end, changed = self._walks[0], self._clock() + SLICE_S, 0
+        walk = self._walks[0]
+        try:
+            is_done = self._look(walk)
+        except Exception:  # the walks behind this one go on
+            log.exception("policies of vhost '%s' do not reach all queues", walk.vhost.name)
+            walk.error, is_done = "internal error", True
+        if is_done:
+            self._walks.popleft()
+            walk.one_came()
+        if self._walks:
+            asyncio.get_running_loop().call_soon(self._do_slice)
+
+    def _look(self, walk: _Walk) -> bool:
+        """Look at some queues, tell their shards, and return whether all were looked at."""
+        end, changed, is_done = self._clock() + SLICE_S, 0, True
         if walk.left is None:
             walk.may_differ = walk.vhost.policies.may_differ(walk.before)
             walk.left = iter([*walk.vhost.queues.values()])
@@ -123,14 +140,10 @@ class PolicyWalks:
                 by_shard.setdefault(queue.shard, []).append(spec)
                 changed += 1
             if changed == CHANGED_QUEUES_MAX or self._clock() > end:
+                is_done = False
                 break
-        else:
-            self._walks.popleft()
         for shard, specs in by_shard.items():
             walk.waits += 1
             done = self._shards.request(shard, lambda n, specs=specs: wire.CreateQueues(n, specs))  # type: ignore[misc]
             done.add_done_callback(walk.shard_came)
-        if not self._walks or self._walks[0] is not walk:
-            walk.one_came()
-        if self._walks:
-            asyncio.get_running_loop().call_soon(self._do_slice)
+        return is_done

@@ -212,3 +212,19 @@ async def test_a_shard_that_does_not_answer_fails_the_requests_of_the_walk() -> 
     await world.settle()
     assert world.answered == [1, 1]
     assert set(world.said) == {(541, "no shard")}
+
+
+async def test_a_walk_that_fails_does_not_hold_up_the_next(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    world.declare("q")
+    with monkeypatch.context() as patch:
+        patch.setattr(world.walks, "_spec", lambda queue: 1 / 0)
+        world.change(policy("p", "", 5))
+        await world.settle()
+    assert world.said == [(541, "internal error")]
+    assert "policies of vhost '/' do not reach all queues" in caplog.text
+    world.change(policy("p", "", 6))
+    await world.settle()
+    assert not world.disagreeing()
