@@ -77,6 +77,12 @@ class Stats:
         known = self.queues.get(queue.id)
         return QueueStats(queue.id) if known is None and queue.shard in self.shards else known
 
+    @property
+    def rate_s(self) -> float | None:
+        """The seconds since `self.before`; None if numbers of now and then make no rate."""
+        passed = self.at - self.before.at if self.before is not None else 0.0
+        return passed if 0 < passed <= RATE_S_MAX else None
+
     def rate(self, now: float, before: float) -> float | None:
         """Return how fast a counter rose since `self.before`, None if that is not known.
 
