@@ -33,19 +33,20 @@ class CompressedPieces:
     def add(self, data: bytes) -> None:
         self._open += data
         while len(self._open) > PIECE_BYTES:
-            self._pack(bytes(self._open[:PIECE_BYTES]))
+            with memoryview(self._open) as open_bytes, open_bytes[:PIECE_BYTES] as piece:
+                self._pack(piece)
             del self._open[:PIECE_BYTES]
 
     def end(self) -> None:
         if self.packed:
-            self._pack(bytes(self._open))
+            self._pack(self._open)
         else:
             self.whole = bytes(self._open)
             self.bytes_made = self.bytes_held = len(self.whole)
         self._open.clear()
         self._deflate = None
 
-    def _pack(self, data: bytes) -> None:
+    def _pack(self, data: bytearray | memoryview) -> None:
         if self._deflate is None:
             self._deflate = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         piece = self._deflate.compress(data) + self._deflate.flush(zlib.Z_FULL_FLUSH)
