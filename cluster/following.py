@@ -181,14 +181,16 @@ class FollowerOfCopies:
             while self._lead is None:
                 event: Event | None = None
                 try:
-                    async with asyncio.timeout(max(0.0, tick_at - self._clock())):
+                    async with asyncio.timeout(max(0.001, tick_at - self._clock())):
                         event = await self._events.get()
                 except TimeoutError:
                     pass
                 now = self._clock()
                 if event is not None:
                     await self._take(event, now)
-                if self._lead is None and now >= tick_at:
+                # What has come is heard before anybody is called silent.
+                is_late = now >= tick_at + self._settings.lag_s
+                if self._lead is None and now >= tick_at and (self._events.empty() or is_late):
                     tick_at = now + self._settings.heartbeat_s / 2
                     if self._connection is None and now >= read_at:
                         read_at = now + 2 * self._settings.retry_s
@@ -268,6 +270,10 @@ class FollowerOfCopies:
             while True:
                 await connection.room.acquire()
                 message = frames.FROM_LEADER.decode(await frames.read_frame(connection.reader))
+                if isinstance(message, rules.Ping) and self._rules.is_comparing(message.session):
+                    # A comparison may take minutes, in which nothing else is answered.
+                    ack = rules.Ack(message.session, message.term, -1)
+                    connection.writer.write(frames.encode(ack))
                 self._events.put_nowait(Came(connection, message))
         except (OSError, EOFError) as error:
             log.info("copies: the connection to the leader has ended: %s", error)

@@ -104,6 +104,7 @@ class LeaderOfCopies:
         self._is_woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
+        self._why = ""  # it steps down
         self._ended: asyncio.Future[str] | None = None
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,6 +132,8 @@ class LeaderOfCopies:
 
     async def run(self) -> str:
         """Lead until this process has to end; return why."""
+        if self._rules.has_stepped_down:
+            return self._why
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._ended = self._loop.create_future()
@@ -257,6 +260,7 @@ class LeaderOfCopies:
                         session.close()
                 case rules.StepDown():
                     log.warning("copies: this node leads no more: %s", effect.why)
+                    self._why = effect.why
                     self._confirmations.depose(effect.why)
                     if self._ended is not None and not self._ended.done():
                         self._ended.set_result(effect.why)

@@ -306,7 +306,7 @@ class Leader:
         self._proposed: Record | None = None  # its outcome is awaited
         self._possible: list[Record] = []  # may be in the record or come there
         self._reads_since: float | None = None  # no proposal before the record is read again
-        self._pinged_at = now
+        self._pinged_at = self._ticked_at = now
         self._hands_over_to = ""
         self._late: set[str] = set()  # members who have to leave
 
@@ -394,7 +394,8 @@ class Leader:
     def hand_over(self, node: str, now: float) -> Effects:
         """Give the lead to a member of the in-sync set, as soon as it has all there is.
 
-        The caller begins no operation any more. The end of this is a StepDown.
+        The caller begins no operation any more. The end of this is a StepDown, unless another call
+        with "" takes it back before.
         """
         self._hands_over_to = node
         return self._act(now)
@@ -402,6 +403,9 @@ class Leader:
     def tick(self, now: float) -> Effects:
         """Look at the time; at least once in each heartbeat."""
         effects: Effects = []
+        if now - self._ticked_at > 3 * self._settings.heartbeat_s:
+            self._forgive(now - self._ticked_at, now)
+        self._ticked_at = now
         if now - self._pinged_at >= self._settings.heartbeat_s:
             self._pinged_at = now
             effects += [
@@ -594,6 +598,16 @@ class Leader:
         # Each proposal so far compares with an older revision: it is in this record, or fails.
         self._possible.clear()
 
+    def _forgive(self, pause_s: float, now: float) -> None:
+        """Blame nobody for a time in which this process did not run itself."""
+        for peer in self.peers.values():
+            peer.heard_at = min(now, peer.heard_at + pause_s)
+        self._absent_since = {
+            node: min(now, since + pause_s) for node, since in self._absent_since.items()
+        }
+        self._local = {number: min(now, at + pause_s) for number, at in self._local.items()}
+        self._syncs = deque((number, min(now, at + pause_s)) for number, at in self._syncs)
+
     def _forget(self, peer: Peer) -> None:
         del self.peers[peer.node]
         self._absent_since[peer.node] = peer.heard_at
@@ -734,7 +748,8 @@ class Follower:
                 self._greet(now)
                 self.position, self._synced = None, -1
                 store = self.held.store
-                aside = "" if store == message.store else store or UNNAMED_STORE
+                is_same = store == message.store
+                aside = "" if is_same else f"{store or UNNAMED_STORE}-{self.life}"
                 return [
                     *self._keep(
                         store=message.store,

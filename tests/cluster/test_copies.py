@@ -211,7 +211,7 @@ async def test_files_of_a_node_that_was_alone_are_put_aside(
     await world.in_sync("a", "b")
     after = content(b)
     for path, data in before.items():
-        assert after.pop(f"aside/before/{path}") == data
+        assert after.pop(f"aside/before-1/{path}") == data
     assert after == content(a)
 
 

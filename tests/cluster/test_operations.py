@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.definitions import Definitions, is_of_definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, VhostPut
@@ -160,6 +160,14 @@ def test_definitions_of_the_copy_are_the_leaders_after_a_power_cut(
         if any(numbered.operation.kind == Kind.SYNC for numbered in found):
             there = Definitions(Path("d"), "other", copy.restarted(power_cut=True)).read()
             assert state(durable(there)) == state(durable(catalog))
+
+
+def test_all_files_of_definitions_are_known_by_name(tmp_path: Path) -> None:
+    definitions = Definitions(tmp_path, "boot")
+    write(definitions, definitions.load(), [VhostPut("/")])
+    definitions.complete()
+    assert all(is_of_definitions(name) for name in os.listdir(tmp_path))
+    assert not any(map(is_of_definitions, ("shard-00", "aside", "x/vhosts.json", "cluster.json")))
 
 
 def durable(catalog: Catalog) -> Catalog:

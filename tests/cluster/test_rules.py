@@ -10,6 +10,7 @@ from shardmq.cluster.rules import (
     Confirm,
     Continue,
     Cut,
+    Effect,
     Follower,
     Held,
     Hello,
@@ -39,6 +40,15 @@ def record(*in_sync: str, term: int = 3, leader: str = "a", life: int = 1) -> Re
 
 def leading(*in_sync: str, settings: Settings = SETTINGS) -> Leader:
     return Leader("a", 1, record(*in_sync), 10, Position(2, 7), settings, 0.0)
+
+
+def ticked(leader: Leader, since: float, until: float) -> list[Effect]:
+    """Let the time pass; return what the leader does at the end of it."""
+    effects: list[Effect] = []
+    while since < until:
+        since = min(until, since + SETTINGS.heartbeat_s)
+        effects += [each for each in leader.tick(since) if not isinstance(each, Send)]
+    return effects
 
 
 def hello(
@@ -82,7 +92,7 @@ def test_a_silent_member_is_left_out_when_the_record_says_so_and_not_before() ->
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
     leader.sync_begun(1, 0.0)
     leader.sync_done(1, 0.0)
-    cut, propose = [each for each in leader.tick(5.1) if not isinstance(each, Send)]
+    cut, propose = ticked(leader, 0.0, 5.1)
     assert isinstance(cut, Cut) and propose == Propose(record("a"), 10)
     assert leader.swapped(Swap.UNKNOWN, 6.0) == [Read()]
     assert leader.recorded(record("a"), 11, 6.1) == [Confirm(1)]
@@ -93,8 +103,9 @@ def test_a_member_whose_disk_hangs_leaves_although_it_answers_pings() -> None:
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
     leader.sync_begun(1, 0.0)
     leader.sync_done(1, 0.0)
+    assert ticked(leader, 0.0, 4.9) == []
     leader.heard("b", Ack(1, 3, 0), 5.0)
-    assert Propose(record("a"), 10) in leader.tick(5.1)
+    assert Propose(record("a"), 10) in ticked(leader, 5.0, 5.1)
     assert leader.greeted(hello(session=2, position=Position(3, 1)), Position(2, 0), 1, 5.2)
     leader.swapped(11, 5.3)
     assert "b" not in leader.record.in_sync
@@ -156,8 +167,19 @@ def test_a_leader_whose_disk_hangs_gives_its_place_to_a_member() -> None:
     leader = leading("a", "b")
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
     leader.sync_begun(1, 0.0)
-    leader.heard("b", Ack(1, 3, 1), 10.0)
-    assert Propose(record("b", term=4, leader="b"), 10) in leader.tick(10.1)
+    for second in range(10):
+        assert ticked(leader, second, second + 1) == []
+        leader.heard("b", Ack(1, 3, 1), second + 1)
+    assert Propose(record("b", term=4, leader="b"), 10) in ticked(leader, 10.0, 10.1)
+
+
+def test_a_leader_that_was_stopped_itself_blames_no_follower() -> None:
+    leader = leading("a", "b")
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    assert [type(effect) for effect in leader.tick(60.0)] == [Send]
+    assert leader.sync_done(1, 60.0) == []
+    assert leader.heard("b", Ack(1, 3, 1), 60.1) == [Confirm(1)]
 
 
 def test_a_hand_over_waits_until_the_heir_has_all() -> None:

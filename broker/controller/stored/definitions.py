@@ -429,6 +429,13 @@ class Definitions:
         return rewrite
 
 
+def is_of_definitions(path: str) -> bool:
+    """Return whether a file in a data directory, by its name, is one of the definitions."""
+    name = path.removesuffix(".new")
+    files = (LOG_NAME, f"{LOG_NAME}.cut", FILES_NAME, *(f"{each}.json" for each in JSON_FILES))
+    return name in files
+
+
 def is_lasting(change: Definition, catalog: Catalog) -> bool:
     """Return whether a thing outlives the broker: it is durable, or a binding between such things.
 
