@@ -82,12 +82,13 @@ class Dialer:
         """Return the next message of the session, or None."""
         if self._socket is None or not self._socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # the value of this option is an int
             return None
+        self._backoff_s = BACKOFF_FIRST_S
         return self._socket.recv(AT_ONCE)
 
     def outdated(self, lowest: int) -> None:
         """End a session that the shard has refused; the next one has the incarnation `lowest`."""
         self.incarnation = max(self.incarnation, lowest - 1)
-        self._end()
+        self._give_up()
 
     def _dial(self) -> None:
         assert self._loop is not None
@@ -120,13 +121,16 @@ class Dialer:
     def _heard(self) -> None:
         self._is_called = False
         if self._socket is not None:
-            self._backoff_s = BACKOFF_FIRST_S
             self._speaks()
 
     def _end(self) -> None:
+        self._heard()  # the last words
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """End the session, if there is one, and plan the next one."""
         if self._socket is None:
             return
-        self._heard()  # the last words
         self._hang_up(0)
         self._ended()
         if self._loop is not None:

@@ -41,8 +41,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteShard]:
 @pytest.fixture(scope="module")
 def friend(shard: RemoteShard) -> Iterator[RemotePeer]:
     """Yield a controller that has the keys, through all that strangers do."""
-    made = RemotePeer(shard)
-    made.assign()
+    made = shard.controller()
     yield made
     made.close()
 

@@ -34,7 +34,8 @@ class Connection:
 class Relay:
     """Relays to several addresses, in a thread of their own.
 
-    `ended` is called in this thread for each connection that has ended, whoever ended it.
+    `ended` is called in this thread when a connection has ended, whoever ended it, and when it must
+    have: for each that comes.
     """
 
     def __init__(self, ended: Callable[[], None] = lambda: None) -> None:
@@ -111,6 +112,8 @@ class Relay:
                 writer.transport.abort()
                 return
             self.passed += 1
+            # Who comes anew has given up a connection before, which may be stalled here.
+            self._ended()
             made = Connection(writer, to_writer)
             self._open.setdefault(address, set()).add(made)
             try:

@@ -22,6 +22,7 @@ from tests.support.real_broker import SOURCE
 HOST = "127.0.0.3"
 NUMBER = 5
 WAIT_MS = 30_000
+TRIES = 20  # of some seconds each
 
 _numbers = itertools.count(1)
 
@@ -71,6 +72,20 @@ class RemoteShard:
 
     def log(self) -> str:
         return self._log.read_text()
+
+    def controller(self) -> RemotePeer:
+        """Return the controller of the shard, which has just started; it has no queues."""
+        for _ in range(TRIES):
+            made = RemotePeer(self)
+            if (hello := made.join()) is not None:
+                break
+            made.close()  # the shard has not begun to listen
+        assert isinstance(hello, wire.Hello) and not hello.ready, hello
+        made.tell(wire.Assign([]))
+        while not (isinstance(hello, wire.Hello) and hello.ready):
+            hello = made.hear()
+            assert hello is not None
+        return made
 
     def close(self) -> None:
         """SIGTERM; the exit status is 0."""
@@ -126,17 +141,6 @@ class RemotePeer:
     def join(self, **more: Any) -> wire.Control | None:
         self.tell(wire.Join("", **more))
         return self.hear()
-
-    def assign(self) -> None:
-        """Join as the controller of a shard that has just started, and give it no queues."""
-        hello = self.join()
-        assert isinstance(hello, wire.Hello) and not hello.ready, hello
-        self.tell(wire.Assign([]))
-        while True:
-            said = self.hear()
-            assert isinstance(said, wire.Hello), said
-            if said.ready:
-                return
 
     def stats(self) -> dict[str, float]:
         self.tell(wire.Stats(1))

@@ -258,9 +258,11 @@ class ShardLinks(LinksState):
         What is packed for a shard that is away leaves when the shard is back, so that is waited
         for.
         """
-        for link in self.known:
-            while not link.up:
+        for link in list(self.known):
+            while not link.up and link in self.known:
                 await asyncio.sleep(FENCE_LOOK_S)
+            if not link.up:
+                continue  # forgotten
             # An empty Release says nothing, and is answered in its turn.
             await self.ask(link.shard, lambda request: wire.Release(request, []))
 
