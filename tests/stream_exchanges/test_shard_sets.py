@@ -588,9 +588,7 @@ def test_missing_shard_queues_and_bindings_are_made_again_at_the_start() -> None
 def test_a_start_with_more_shard_processes_gives_auto_more_shards() -> None:
     world = World(2)
     world.declare(x_shards="auto")
-    world.decisions = Decisions(
-        world.catalog, lambda: 100, lambda: "name", Placement(range(3))
-    )
+    world.decisions = Decisions(world.catalog, lambda: 100, lambda: "name", Placement(range(3)))
     world.restart()
     assert sorted(queue.shard for queue in world.vhost.parts("e")) == [0, 1, 2]
 
