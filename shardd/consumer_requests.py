@@ -35,7 +35,7 @@ class ConsumerRequests:
         for number, kind, first, last in envelope.read_settles(message):
             holder = peer.holders.get(number)
             if kind == m.ALLOT:
-                self._allot(peer, number, first, last, now)
+                self.allot(peer, number, first, last, now)
             elif isinstance(holder, Consumer):
                 entries, size = holder.unacked.settle(first, last)
                 if isinstance(holder, Reader):
@@ -188,7 +188,7 @@ class ConsumerRequests:
             )
         return found
 
-    def _allot(self, peer: Peer, number: int, allowed: int, mode: int, now: int) -> None:
+    def allot(self, peer: Peer, number: int, allowed: int, mode: int, now: int) -> None:
         """Take the credit of an allotment: of a consumer, or of a group consumer."""
         if mode == m.CLOSE:
             peer.allotments.pop(number, None)

@@ -247,6 +247,7 @@ class Links:
 
     def _receive_by_ring(self, lane: AnyLane, now: int, most: int) -> int:
         taker = self._shard.short_way
+        taker.now = now
         taken_before = taker.taken
         messages = lane.take(most, taker)
         for message in messages:

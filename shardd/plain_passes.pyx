@@ -86,6 +86,7 @@ cdef class PlainPasses:
                         return [(events[i].data.fd, events[i].events) for i in range(count)]
             if count < 0 or now_ms(CLOCK_MONOTONIC) >= until:  # a signal, or something is due
                 return []
+            self.way.now = now_ms(CLOCK_REALTIME)  # messages expire by this clock
             for each in self.heard.values():
                 lane = <LaneState> each
                 if not lane.reads_ring:
@@ -97,7 +98,7 @@ cdef class PlainPasses:
                     return []
             if self.way.syncs.wanted:
                 return None
-            outgoing = self.way.turn_end(now_ms(CLOCK_REALTIME))  # messages expire by this clock
+            outgoing = self.way.turn_end(self.way.now)
             if outgoing is None:
                 return None
             if outgoing:

@@ -97,6 +97,7 @@ class Shard:
         )
         self._serving = Serving(registry, self.short_way, self._holding)
         self._consumers = ConsumerRequests(registry, self._serving)
+        self.short_way.allot = self._consumers.allot
         self.membership = Membership(registry, self._consumers, pid)
         self._queue_requests = QueueRequests(registry, self._serving, self._numbers)
         self._no_room = no_room
@@ -180,7 +181,7 @@ class Shard:
 
         All other messages are stale, and are dropped. No part of the message is kept.
         """
-        if self.short_way.receive(message):
+        if self.short_way.receive(message, now):
             return
         peer = self._senders.get(message[1 : m.HEADER_BYTES])
         if peer is not None:

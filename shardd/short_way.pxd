@@ -37,7 +37,8 @@ cdef class DeadLettersState:
 cdef class ShortWay(Taker):
     cdef public bint is_on
     cdef public long long given  # bytes handed out in this pass
-    cdef long long now  # of this pass, in ms since the epoch
+    cdef public long long now  # of this pass, in ms since the epoch; whoever offers messages sets it
+    cdef public object allot  # takes (peer, number, allowed, mode, now) of an ALLOT
     cdef bytes last_sender  # the key of the last message in `senders`
     cdef list timers
     cdef DeadLettersState dead_letters

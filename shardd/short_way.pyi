@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 from shardmq.shardd.wire.codec import DeliveryWriter, Tally
@@ -24,6 +25,8 @@ class DeadLettersState:
 class ShortWay(Taker):
     is_on: bool
     given: int
+    now: int
+    allot: Callable[[Any, int, int, int, int], None]
     def __init__(
         self,
         *,
@@ -48,7 +51,7 @@ class ShortWay(Taker):
         watches: dict[Any, Any],
         is_on: bool = True,
     ) -> None: ...
-    def receive(self, message: bytes | memoryview) -> bool: ...
+    def receive(self, message: bytes | memoryview, now: int) -> bool: ...
     def turn_end(self, now: int) -> list[Any] | None: ...
     def serve(self, given: int) -> int: ...
     def answers(self) -> list[Any]: ...

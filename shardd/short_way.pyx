@@ -9,7 +9,8 @@ way does, in the same order, with the same numbers, for these cases:
               open segment of its store has room
     deliver   a plain queue whose next messages lie in the open segment, and either one consumer
               that may be given messages, or one message
-    SETTLE    acks of attached consumers of plain queues
+    SETTLE    acks of attached consumers of plain queues, and credit of allotments behind them. `allot`
+              takes the credit, which is the same function as on the Python way
     CREDIT    any
     answers   confirms of batches of which nothing was refused, deliveries, other messages
 
@@ -59,6 +60,7 @@ cdef enum:
     CONFIRMED = 4
     CREDIT = 5
     ACK = 0
+    ALLOT = 4
     # Flags in the head of a PUBLISH.
     IS_SYNCED = 1
     IS_WANTED = 2
@@ -162,9 +164,10 @@ cdef class ShortWay(Taker):
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def receive(self, message):
+    def receive(self, message, long long now):
         """Take in a message; return False, with nothing changed, if it has to go the Python way."""
         cdef Py_buffer view
+        self.now = now
         if type(message) is bytes:
             return self.take_in(<const uint8_t *> PyBytes_AS_STRING(message), PyBytes_GET_SIZE(message))
         PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
@@ -274,15 +277,22 @@ cdef class ShortWay(Taker):
     cdef bint settle(self, PeerState peer, const uint8_t *message, size_t size) except -1:
         cdef const uint8_t *item = message + HEADER
         cdef const uint8_t *end = message + size
+        cdef const uint8_t *allots = end
         cdef ConsumerState consumer
         cdef QueueState queue
         cdef DispatchState dispatch
         if (size - HEADER) % SETTLE_ITEM:
             return False
         while item < end:
-            holder = peer.holders.get(u32(item))
-            if u32(item + 4) != ACK:
+            if u32(item + 4) == ALLOT:
+                if allots == end:
+                    allots = item
+                item += SETTLE_ITEM
+                continue
+            # Behind an ALLOT nobody can say yet what the acks will find.
+            if u32(item + 4) != ACK or item > allots:
                 return False
+            holder = peer.holders.get(u32(item))
             if holder is not None:
                 if type(holder) is not self.consumer_kind:
                     return False
@@ -297,10 +307,13 @@ cdef class ShortWay(Taker):
                     return False
             item += SETTLE_ITEM
         item = message + HEADER
-        while item < end:
+        while item < allots:
             holder = peer.holders.get(u32(item))
             if holder is not None:
                 self.ack(<ConsumerState> holder, u64(item + 8), u64(item + 16))
+            item += SETTLE_ITEM
+        while item < end:
+            self.allot(peer, u32(item), u64(item + 8), u64(item + 16), self.now)
             item += SETTLE_ITEM
         return True
 

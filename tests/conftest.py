@@ -53,8 +53,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take minutes, so that none of them is left for the end."""
-    items.sort(key=lambda item: item.get_closest_marker("crash") is None)
+    """Begin with the files that take minutes, so that none of them is left for the end.
+
+    These are the files that kill processes, then the others with a broker. The order holds only if
+    pytest-xdist is told not to sort files by the number of their tests.
+    """
+    items.sort(
+        key=lambda item: [item.get_closest_marker(mark) is None for mark in ("crash", "broker")]
+    )
 
 
 _lives_played: list[int] = []

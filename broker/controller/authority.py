@@ -310,7 +310,7 @@ class Authority:
         ):
             self._reshape(decision, before)
         if vhost is not None:
-            self._orders.tell_changed(pending, vhost, before)
+            self._orders.policy_walks.begin(pending, vhost, before)
         self._orders.plan(pending, creations)
         return True
 

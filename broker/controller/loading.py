@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -10,15 +11,19 @@ from shardmq.broker.controller import without_effect
 from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.authority import server_name
 from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.decisions.administration import REGEX_CHARS_SHOWN
 from shardmq.broker.controller.decisions.decision import Decision
 from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
-from shardmq.broker.model import checks
+from shardmq.broker.model import checks, patterns
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, PermissionPut, UserPut, VhostPut
 from shardmq.broker.model.checks import Refusal
+from shardmq.broker.model.erlang import cut
+from shardmq.broker.model.permissions import expanded
+from shardmq.broker.model.policies import COMPONENTS
 from shardmq.broker.routing.placement import place
 
 log = logging.getLogger(__name__)
@@ -43,6 +48,8 @@ def load_or_begin(
         )
     given = read_given(config)
     catalog = definitions.load()
+    for line in refused_patterns(catalog):
+        log.warning("%s", line)
     if begin and not given.users:
         user, vhost = config.default_user, config.default_vhost
         hashed = hash_new_password(config.default_pass, config.hashing_algorithm)
@@ -66,6 +73,29 @@ def load_or_begin(
         job()
     definitions.complete()
     return catalog
+
+
+def refused_patterns(catalog: Catalog) -> Iterator[str]:
+    """Yield a sentence for each stored expression that is refused now, and so matches nothing.
+
+    An earlier version, or somebody who edited the file, put it there.
+    """
+    stored: list[tuple[str, str]] = []
+    for put in catalog.parameters.values():
+        if put.component in COMPONENTS and isinstance(put.value, dict):
+            thing = f"{put.component.replace('_', ' ')} '{put.name}' in vhost '{put.vhost}'"
+            stored.append((thing, str(put.value.get("pattern", ""))))
+    for right in catalog.permissions.puts.values():
+        thing = f"permission of user '{right.user}' in vhost '{right.vhost}'"
+        stored += ((thing, regex) for regex in (right.configure, right.write, right.read))
+    for topic in catalog.permissions.topic_puts:
+        thing = f"topic permission of user '{topic.user}' in vhost '{topic.vhost}'"
+        stored += ((thing, expanded(regex, topic)) for regex in (topic.write, topic.read))
+    for thing, regex in stored:
+        try:
+            patterns.compiled(regex)
+        except patterns.BadPattern as error:
+            yield f"{thing}: '{cut(regex, REGEX_CHARS_SHOWN)}' matches nothing: {error}"
 
 
 def read_given(config: ControllerConfig) -> imported.Document:

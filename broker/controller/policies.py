@@ -29,7 +29,6 @@ LIMITS: Final = {
     USER_LIMITS: ("max-connections", "max-channels"),
 }
 LIMIT_WORDS: Final = {VHOST_LIMITS: "limits", USER_LIMITS: "user-limits"}
-PATTERN_CHARS_MAX = 4096
 # A refusal shows so many of the names that are unknown, and looks for names near the first few.
 TERMS_SHOWN = 10
 HINTS_MAX = 3
@@ -153,8 +152,6 @@ STREAM_DEFINITION: Final[dict[str, Callable[[str, Any], str]]] = {
 def _check_pattern(pattern: Any) -> None:
     if not isinstance(pattern, str):
         raise invalid(f"pattern should be a binary but was {term(pattern)}")
-    if len(pattern) > PATTERN_CHARS_MAX:
-        raise invalid(f"pattern is longer than {PATTERN_CHARS_MAX} characters")
     try:
         patterns.compiled(pattern)
     except patterns.BadPattern as error:

@@ -14,17 +14,14 @@ from typing import Any, NamedTuple
 
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.pending import INTERNAL_ERROR, Pending, no_answer
+from shardmq.broker.controller.policy_walks import PolicyWalks
 from shardmq.broker.controller.requests import Drained, Removal
-from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import OPEN, QueuePut
 from shardmq.broker.model.checks import DELAYS_FOR, no_queue
-from shardmq.broker.model.policies import Policies, queue_arguments, queue_kind
 from shardmq.broker.routing import hidden
 from shardmq.broker.shared.control import QueueRemove
 from shardmq.shardd.wire import messages as wire
-
-# The most queues in one message to a shard when policies change; the shard's clients wait for it.
-CHANGED_QUEUES_MAX = 1000
 
 
 class Creation(NamedTuple):
@@ -45,6 +42,7 @@ class ShardOrders:
         put_back: Callable[[Iterable[Pending], bool], None],
     ) -> None:
         """Prepare; `put_back(requests, first)` puts requests into the authority's inbox again."""
+        self.policy_walks = PolicyWalks(catalog, shards, self._changed_spec)
         self._catalog = catalog
         self._shards = shards
         self._put_back = put_back
@@ -115,19 +113,6 @@ class ShardOrders:
         """Send the creation of a queue of this batch, so that a question about it comes behind."""
         if queue.id in self._creating and self._creating[queue.id] is None:
             self.create(queue.shard, creations.pop(queue.shard))
-
-    def tell_changed(self, pending: Pending, vhost: Vhost, before: Policies) -> None:
-        """Tell shards of queues that have other effective arguments than they had `before`."""
-        by_shard: dict[int, list[QueuePut]] = {}
-        for queue in changed_queues(vhost, before):
-            if queue.id in self.leaving:
-                self._changed_leaving.add(queue.id)
-            else:
-                by_shard.setdefault(queue.shard, []).append(queue)
-        for shard, queues in by_shard.items():
-            for start in range(0, len(queues), CHANGED_QUEUES_MAX):
-                specs = [self._spec(queue) for queue in queues[start : start + CHANGED_QUEUES_MAX]]
-                self._request(pending, shard, lambda n, specs=specs: wire.CreateQueues(n, specs))  # type: ignore[misc]
 
     def _request(
         self, pending: Pending, shard: int, message: Callable[[int], wire.Message]
@@ -235,8 +220,19 @@ class ShardOrders:
     def queues_of(self, shard: int) -> list[wire.QueueSpec]:
         return [self._spec(queue) for queue in self._catalog.index.all() if queue.shard == shard]
 
+    def _changed_spec(self, queue: QueuePut) -> wire.QueueSpec | None:
+        """Return what the shard of a changed queue is told, None if the queue may just be going."""
+        if queue.id in self.leaving:
+            self._changed_leaving.add(queue.id)
+            return None
+        return self._spec(queue)
+
     def _spec(self, queue: QueuePut) -> wire.QueueSpec:
-        """Return a queue as its shard must know it, with its effective arguments."""
+        """Return a queue as its shard must know it, with its effective arguments.
+
+        The caller tells the shard at once.
+        """
+        self.policy_walks.seal()
         arguments = self._catalog.queue_arguments(queue)
         if DELAYS_FOR in arguments and not hidden.is_of_exchange(queue.name):
             arguments = {key: value for key, value in arguments.items() if key != DELAYS_FOR}
@@ -252,16 +248,3 @@ class ShardOrders:
             queue.paused,
             queue.part is not None and queue.part.held != OPEN,
         )
-
-
-def changed_queues(vhost: Vhost, before: Policies) -> list[QueuePut]:
-    """Return the queues whose effective arguments under the policies `before` were others."""
-    may_differ = vhost.policies.may_differ(before)
-    changed = []
-    for queue in vhost.queues.values():
-        kind = queue_kind(queue.arguments)
-        if may_differ(kind, queue.name):
-            earlier = queue_arguments(queue.arguments, before.of(kind, queue.name).definition)
-            if earlier != vhost.queue_arguments(queue):
-                changed.append(queue)
-    return changed

@@ -60,7 +60,24 @@ cdef class PublishingState:
 
 
 cdef class LimitState:
-    cdef public int64_t most, unacked
+    cdef public int64_t most, unacked, allotted, members, nested, waits_for
+    cdef public dict hungry, empty, holding, draining
+    cdef public AllotmentState turn
+    cdef public double turn_ends
+
+    cpdef int go_on(self, double now) except -1
+
+
+cdef class AllotmentState:
+    cdef public uint32_t number, shard
+    cdef public tuple limits
+    cdef public int64_t allowed, used
+    cdef public int mode
+    cdef public bint wants, gave_back, used_all
+    cdef public dict state
+
+    cpdef bint use(self, int64_t count) except -1
+    cdef int place(self) except -1
 
 
 cdef class ConsumingState:
@@ -113,6 +130,7 @@ cdef class UnackedState:
 
 
 cpdef int64_t acks_together(int64_t prefetch, bint counts_keys)
+cpdef int64_t worth_a_grant(int64_t most)
 
 
 cdef class Due:

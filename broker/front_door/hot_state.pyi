@@ -76,9 +76,30 @@ class PublishingState:
     transaction: Any
     consuming_if_any: Any
 
+NOTHING: int
+GRANTED: int
+LEFT: int
+
 class LimitState:
     most: int
     unacked: int
+    allotted: int
+    members: int
+    nested: int
+    waits_for: int
+    turn_ends: float
+    def go_on(self, now: float) -> int: ...
+
+class AllotmentState:
+    number: int
+    shard: int
+    allowed: int
+    used: int
+    mode: int
+    wants: bool
+    gave_back: bool
+    used_all: bool
+    def use(self, count: int) -> bool: ...
 
 class ConsumingState:
     client: Any
@@ -138,6 +159,7 @@ class UnackedState:
     ) -> None: ...
 
 def acks_together(prefetch: int, counts_keys: bool) -> int: ...
+def worth_a_grant(most: int) -> int: ...
 
 class Due:
     shards: int

@@ -43,6 +43,15 @@ cdef enum:
     JOINED_BYTES_MAX = 16 << 10
     C_BATCH_BYTES_MIN = 128 << 10
     C_SHARED_BATCH_BYTES_MIN = 192 << 10
+    # A quarter of a limit is worth a grant, and so is this.
+    C_WORTH_A_GRANT = 1000
+    # What a shard is to do with credit that it cannot use, as in shardd/wire/messages.py.
+    KEEP = 0
+    DRAIN = 1
+    # What LimitState.go_on has done.
+    C_NOTHING = 0
+    C_GRANTED = 1
+    C_LEFT = 2
 
 # Deliveries of one consumer within this time may be one run, which has one age.
 RUN_S_MAX = 1.0
@@ -68,6 +77,8 @@ SHARED_BATCH_BYTES_MIN = C_SHARED_BATCH_BYTES_MIN
 # Publishes that a shard may have from this front door and has not taken in: their bytes, and what
 # the references of messages to several queues weigh. Beyond, the clients that feed it are not read.
 PUBLISH_WINDOW_BYTES = 1 << 20
+
+NOTHING, GRANTED, LEFT = C_NOTHING, C_GRANTED, C_LEFT
 
 cdef int64_t C_WINDOW_BYTES = PUBLISH_WINDOW_BYTES
 cdef double C_RUN_S_MAX = RUN_S_MAX
@@ -244,7 +255,66 @@ cdef class PublishingState:
 
 
 cdef class LimitState:
-    """A limit of unacknowledged deliveries: `most` of them, 0 is any number, and how many there are."""
+    """A limit of unacknowledged deliveries: see `Limit` in consume/credit.py."""
+
+    cpdef int go_on(self, double now) except -1:
+        """Give what acks have freed to the allotment that has the turn, if it has used all it had.
+
+        Return GRANTED then, NOTHING if nobody may get anything, and LEFT, with nothing done, for
+        all that `Limit.share` has to decide.
+        """
+        cdef int64_t free = self.most - self.unacked - self.allotted
+        cdef Py_ssize_t hungry = len(self.hungry)
+        cdef AllotmentState turn = self.turn
+        if free < self.waits_for or not (hungry and len(self.holding) or free > 0 and (hungry or len(self.empty))):
+            return C_NOTHING
+        if turn is None or now >= self.turn_ends or turn.state is not self.hungry or not turn.used_all:
+            return C_LEFT
+        # An outer limit may have less, and what others hold may be needed.
+        if len(turn.limits) != 1 or len(self.holding) or free < worth_a_grant(self.most):
+            return C_LEFT
+        self.waits_for = 0
+        self.allotted += free
+        turn.allowed = max(turn.allowed, turn.used) + free
+        turn.mode = DRAIN if hungry > 1 else KEEP
+        turn.place()
+        return C_GRANTED
+
+
+cdef class AllotmentState:
+    """The credit of the consumers at one shard: see `Allotment` in consume/credit.py."""
+
+    cpdef bint use(self, int64_t count) except -1:
+        """Note deliveries as `Allotment.delivered` does; return whether the credit is used up."""
+        cdef int64_t unused = self.allowed - self.used
+        self.used += count
+        if unused <= 0 or not self.limits:
+            return False
+        for each in self.limits:
+            (<LimitState> each).allotted -= min(count, unused)
+        if count < unused:
+            return False
+        self.gave_back, self.used_all = False, self.wants
+        self.place()
+        return True
+
+    cdef int place(self) except -1:
+        """Put the allotment into the list of its state, as `Allotment._place` does."""
+        cdef LimitState home = <LimitState> self.limits[len(self.limits) - 1]
+        cdef dict state
+        if self.allowed > self.used:
+            state = home.holding if self.mode == KEEP else home.draining
+        elif self.wants:
+            state = home.hungry
+        else:
+            state = None if self.gave_back else home.empty
+        if state is not self.state:
+            if self.state is not None:
+                del self.state[self]
+            if state is not None:
+                state[self] = None
+            self.state = state
+        return 0
 
 
 cdef class ConsumingState:
@@ -461,6 +531,11 @@ cpdef int64_t acks_together(int64_t prefetch, bint counts_keys):
     if counts_keys:
         return 1
     return min(<int64_t> C_TOGETHER_MAX, max(<int64_t> 1, prefetch // 2)) if prefetch else C_TOGETHER_MAX
+
+
+cpdef int64_t worth_a_grant(int64_t most):
+    """Return how much free credit of a limit of `most` deliveries is worth a grant."""
+    return max(acks_together(most, False), min(most // 4, <int64_t> C_WORTH_A_GRANT))
 
 
 cdef class Due:

@@ -1,12 +1,12 @@
 # cython: language_level=3
 """What watch.pyx calls of the short way."""
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shardmq.broker.amqp.frames cimport Incoming
 from shardmq.broker.amqp.octets cimport Row
 from shardmq.broker.front_door.hot_state cimport (
-    ConfirmsState, ConsumerState, Due, LinkState, MessageCounts, PassState, PublishingState, SocketState, SpansState,
+    AllotmentState, ConfirmsState, ConsumerState, Due, LinkState, MessageCounts, PassState, PublishingState, SocketState, SpansState,
     UnackedState,
 )
 from shardmq.shardd.wire.packer cimport Packer
@@ -23,7 +23,7 @@ cdef class ShortWay:
     cdef dict freed  # the same as that of the links
     cdef object alarms
     cdef object deliveries  # Deliveries
-    cdef object crediting  # Crediting
+    cdef object share_rest  # shares freed credit in Python
     cdef object groups  # GroupConsuming
     cdef dict consumers  # by number
     cdef PassState loop
@@ -33,6 +33,7 @@ cdef class ShortWay:
     cdef SpansState spans  # None: no spans are made
 
     cdef bint is_in_limit(self, ConsumerState consumer)
+    cdef int use(self, AllotmentState allotment, int64_t count, bint no_ack) except -1
 
 
 cdef class Inlet:

@@ -12,10 +12,10 @@ channel is open and not transactional, and the packer knows where they go. They 
 and multiple) of deliveries that are outstanding, unless the channel has a limit. They drop
 heartbeats. `Outlet` is given a DELIVER of a shard. It makes the frames for a consumer that has been
 announced and needs no offsets, no counts of earlier deliveries, and whose vhost is not traced. Of a
-consumer of a virtual queue the messages and acks go the short way, and Python divides the credit,
-once for each section and each ack. Publishes and deliveries of sampled traces (publish/spans.py) are
-Python's. From the ring of a shard an Outlet also takes confirms
-of whole batches and room for publishes.
+consumer of a virtual queue the messages and acks go the short way, and so does the credit that acks
+free, if the shard that used the last of it has the turn. Python divides all other credit. Publishes
+and deliveries of sampled traces (publish/spans.py) are Python's. From the ring of a shard an Outlet
+also takes confirms of whole batches and room for publishes.
 
 **What is not plain** is left alone. An inlet stops before the first frame that is not plain, at once,
 and has changed nothing for this frame; the caller gives the bytes from there on to the AMQP library
@@ -46,8 +46,8 @@ from shardmq.broker.amqp.contents cimport deliveries_of
 from shardmq.broker.amqp.frames cimport STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes, has_context
 from shardmq.broker.amqp.octets cimport Row, get16, get32, get64
 from shardmq.broker.front_door.hot_state cimport (
-    ConfirmsState, ConsumerState, ConsumingState, Due, LimitState, LinkState, MessageCounts, PassState, PublishingState,
-    SettlesState, SocketState, Span, SpansState, UnackedState, Waiting, acks_together,
+    AllotmentState, ConfirmsState, ConsumerState, ConsumingState, Due, LimitState, LinkState, MessageCounts, PassState,
+    PublishingState, SettlesState, SocketState, Span, SpansState, UnackedState, Waiting, acks_together,
 )
 from shardmq.broker.front_door.hot_state import NO_HURRY
 from shardmq.shardd.wire.packer cimport PACKED_ALL, PACKED_CHANNEL, Packer
@@ -102,6 +102,9 @@ cdef enum:
     DELIVER_HEADER = 24
     SECTION = 32
     REDELIVERED = 1
+    # What LimitState.go_on has done (hot_state.pyx).
+    GRANTED = 1
+    LEFT = 2
 
 
 cdef int64_t C_NO_HURRY = NO_HURRY
@@ -132,7 +135,7 @@ cdef class ShortWay:
         self.freed = links.freed
         self.alarms = alarms
         self.deliveries = consuming.deliveries
-        self.crediting = consuming.crediting
+        self.share_rest, links.share_freed = links.share_freed, self.share_freed
         self.groups = consuming.groups
         self.consumers = consuming.consumers
         self.loop = loop
@@ -164,6 +167,37 @@ cdef class ShortWay:
             return False
         name = consumer.queue_name
         return not name or name[0] != u"a" or not name.startswith(self.reply_queues)
+
+    cdef int use(self, AllotmentState allotment, int64_t count, bint no_ack) except -1:
+        """Note deliveries of an allotment, as Crediting.delivered does."""
+        cdef LimitState home
+        if (allotment.use(count) or no_ack) and allotment.limits:
+            home = <LimitState> allotment.limits[len(allotment.limits) - 1]
+            if home.most:
+                self.freed[home] = None
+        return 0
+
+    def share_freed(self):
+        """Give freed credit to whoever needs it, as Crediting does.
+
+        What is not plain, and all behind it, is left to Python.
+        """
+        cdef LimitState limit
+        cdef AllotmentState turn
+        cdef SettlesState settles
+        cdef int done
+        for each in list(self.freed):
+            limit = <LimitState> each
+            done = limit.go_on(self.loop.now)
+            if done == LEFT:
+                self.share_rest()
+                return
+            if done == GRANTED:
+                turn = limit.turn
+                settles = (<LinkState> self.link_of[turn.shard]).settles
+                settles.allots[turn.number] = (turn.allowed, turn.mode)
+                settles.fall_due()
+            del self.freed[limit]
 
     def inlet(self, socket, channels, waiting, cache, failed):
         """Return the short way of a connection that is open.
@@ -620,7 +654,7 @@ cdef class Outlet(Taker):
                 consumer.hold(count)
         consumer.delivered += count
         if consumer.allotment is not None:
-            way.crediting.delivered(consumer.allotment, count, consumer.no_ack)
+            way.use(<AllotmentState?> consumer.allotment, count, consumer.no_ack)
         socket.write_later(data, self.link.shard, self.link.epoch, size)
         return True
 

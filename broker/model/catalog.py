@@ -189,9 +189,10 @@ class Vhost:
 
         Exchanges get their routes anew. Arguments of queues are merged when they are asked for.
         """
+        may_differ = new.may_differ(self.policies)
         self.policies = new
         for put in self.exchanges.values():
-            if put.name:
+            if put.name and may_differ(policies.EXCHANGE, put.name):
                 self._route_as(put)
 
     def _route_as(self, put: ExchangePut) -> None:
@@ -478,7 +479,10 @@ class Catalog:
         found = self.vhosts.get(vhost)
         if found is not None and component in policies.COMPONENTS:
             found.set_policies(
-                Policies(put for key, put in self.parameters.items() if key[0] == vhost)
+                Policies(
+                    (put for key, put in self.parameters.items() if key[0] == vhost),
+                    before=found.policies,
+                )
             )
 
 

@@ -19,10 +19,11 @@ from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, QueuePut
 from shardmq.broker.model.erlang import erlang_term as erlang_term
 from shardmq.broker.model.erlang import type_name as type_name
+from shardmq.broker.model.policies import HIDDEN_PREFIXES
 from shardmq.broker.model.values import EXPIRY_MS_MAX as EXPIRY_MS_MAX
 from shardmq.broker.model.values import NAME_BYTES_MAX as NAME_BYTES_MAX
 from shardmq.broker.model.values import not_integer as not_integer
-from shardmq.broker.routing import delaying, hidden, keeping
+from shardmq.broker.routing import delaying, keeping
 from shardmq.broker.routing.spreading import CHECKED_KEYS, exchange_fault, weight_fault
 from shardmq.broker.routing.types import TYPES
 from shardmq.shardd.wire import messages as wire
@@ -125,7 +126,7 @@ def is_hidden_queue(name: str) -> bool:
 
     Queues of direct replies and the queues that exchanges keep messages in are hidden.
     """
-    return is_reply_queue(name) or hidden.is_of_exchange(name)
+    return name.startswith(HIDDEN_PREFIXES)
 
 
 def check_not_default(exchange: str) -> None:

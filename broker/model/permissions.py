@@ -151,22 +151,22 @@ class _TopicRights:
     def __init__(self, put: TopicPermissionPut) -> None:
         self.put = put
         self._patterns = {
-            "write": pattern_of(_expanded(put.write, put)),
-            "read": pattern_of(_expanded(put.read, put)),
+            "write": pattern_of(expanded(put.write, put)),
+            "read": pattern_of(expanded(put.read, put)),
         }
 
     def allow(self, right: str, key: str) -> bool:
         return self._patterns[right].search(key) is not None
 
 
-def _expanded(regex: str, put: TopicPermissionPut) -> str:
+def expanded(regex: str, put: TopicPermissionPut) -> str:
     """Put the names in for {username} and {vhost}, whatever characters the names have."""
     user, vhost = re.escape(put.user), re.escape(put.vhost)
     return regex.replace("{username}", user).replace("{vhost}", vhost)
 
 
 def pattern_of(regex: str) -> patterns.Pattern:
-    """Compile an expression; the empty one, and a malformed one, match nothing."""
+    """Compile an expression; the empty one, and one that is refused, match nothing."""
     try:
         return patterns.compiled(regex) if regex else NOTHING
     except patterns.BadPattern:

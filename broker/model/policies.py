@@ -42,6 +42,7 @@ APPLY_TO: Final[dict[str, frozenset[str]]] = {
     "quorum_queues": frozenset((QUORUM,)),
     "streams": frozenset((STREAM,)),
 }
+NAMES_REMEMBERED_MAX = 10_000  # of a vhost, with what applies to them
 # Queues that stand for a client's own, or an exchange's: no policy applies to them.
 HIDDEN_PREFIXES = ("amq.rabbitmq.reply-to", *hidden.PREFIXES)
 
@@ -58,11 +59,15 @@ NOTHING: Final = Applied()
 
 
 class _Policy(NamedTuple):
-    name: str
+    put: ParameterPut
     pattern: patterns.Pattern
     kinds: frozenset[str]  # EXCHANGE and queue types
     priority: float
     definition: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.put.name
 
     def matches(self, kind: str, name: str) -> bool:
         return kind in self.kinds and self.pattern.search(name) is not None
@@ -71,44 +76,63 @@ class _Policy(NamedTuple):
 class Policies:
     """All policies and operator policies of one vhost. Never changed: a change makes another."""
 
-    __slots__ = ("_operator", "_user")
+    __slots__ = ("_found", "_merged", "_operator", "_user")
 
-    def __init__(self, puts: Iterable[ParameterPut] = ()) -> None:
-        """Sort out the parameters of a vhost; those that are no policies are passed over."""
+    def __init__(self, puts: Iterable[ParameterPut] = (), before: Policies | None = None) -> None:
+        """Sort out the parameters of a vhost; those that are no policies are passed over.
+
+        What `before` has of them is taken over, so a change compiles one pattern and not all.
+        """
         puts = list(puts)
-        self._user = _in_order(put for put in puts if put.component == POLICY)
-        self._operator = _in_order(put for put in puts if put.component == OPERATOR_POLICY)
+        known = {} if before is None else before._by_name()
+        self._user = _in_order((put for put in puts if put.component == POLICY), known)
+        self._operator = _in_order((put for put in puts if put.component == OPERATOR_POLICY), known)
+        # By kind and name: what applies. Lists ask for the same names again and again.
+        self._found: dict[tuple[str, str], Applied] = {}
+        # By the names of a policy and an operator policy: what both say.
+        self._merged: dict[tuple[str | None, str | None], Applied] = {}
 
     def __bool__(self) -> bool:
         return bool(self._user or self._operator)
 
     def of(self, kind: str, name: str) -> Applied:
         """Return what applies to an object; `kind` is EXCHANGE or the type of the queue."""
+        applied = self._found.get((kind, name))
+        if applied is None:
+            if len(self._found) >= NAMES_REMEMBERED_MAX:
+                self._found.clear()
+            applied = self._found[kind, name] = self._of(kind, name)
+        return applied
+
+    def _of(self, kind: str, name: str) -> Applied:
         if kind != EXCHANGE and name.startswith(HIDDEN_PREFIXES):
             return NOTHING
         policy = _first(self._user, kind, name)
         operator = _first(self._operator, kind, name)
         if policy is None and operator is None:
             return NOTHING
-        return Applied(
-            policy.name if policy else None,
-            operator.name if operator else None,
-            merged(policy.definition if policy else {}, operator.definition if operator else {}),
-        )
+        names = (policy.name if policy else None, operator.name if operator else None)
+        applied = self._merged.get(names)
+        if applied is None:
+            own = policy.definition if policy else {}
+            applied = Applied(*names, merged(own, operator.definition if operator else {}))
+            self._merged[names] = applied
+        return applied
+
+    def _by_name(self) -> dict[tuple[str, str], _Policy]:
+        return {
+            (policy.put.component, policy.name): policy for policy in (*self._user, *self._operator)
+        }
 
     def may_differ(self, other: Policies) -> Callable[[str, str], bool]:
         """Return whether something else may apply to a kind and name than under `other`.
 
         The answer may be true for nothing. It tells 100,000 queues apart fast.
         """
-        own = [*((True, each) for each in self._user), *((False, each) for each in self._operator)]
-        others = [
-            *((True, each) for each in other._user),
-            *((False, each) for each in other._operator),
-        ]
-        changed = [each for each in own if each not in others]
-        changed += [each for each in others if each not in own]
-        return lambda kind, name: any(policy.matches(kind, name) for _, policy in changed)
+        own, others = self._by_name(), other._by_name()
+        changed = [policy for key, policy in own.items() if not _is_in(others, key, policy)]
+        changed += [policy for key, policy in others.items() if not _is_in(own, key, policy)]
+        return lambda kind, name: any(policy.matches(kind, name) for policy in changed)
 
 
 def queue_kind(arguments: Mapping[str, Any]) -> str:
@@ -170,8 +194,21 @@ def _first(policies: tuple[_Policy, ...], kind: str, name: str) -> _Policy | Non
     return None
 
 
-def _in_order(puts: Iterable[ParameterPut]) -> tuple[_Policy, ...]:
-    found = [policy for put in puts if (policy := _policy_of(put)) is not None]
+def _is_in(policies: dict[tuple[str, str], _Policy], key: tuple[str, str], policy: _Policy) -> bool:
+    found = policies.get(key)
+    return found is policy or (found is not None and found.put == policy.put)
+
+
+def _in_order(
+    puts: Iterable[ParameterPut], known: Mapping[tuple[str, str], _Policy]
+) -> tuple[_Policy, ...]:
+    found = []
+    for put in puts:
+        policy = known.get((put.component, put.name))
+        if policy is None or policy.put is not put:
+            policy = _policy_of(put)
+        if policy is not None:
+            found.append(policy)
     return tuple(sorted(found, key=lambda policy: (-policy.priority, policy.name)))
 
 
@@ -194,7 +231,7 @@ def _policy_of(put: ParameterPut) -> _Policy | None:
     if any(key in rows and rows[key].types == STREAMS for key in definition):
         kinds -= NOT_STREAMS
     try:
-        return _Policy(put.name, patterns.compiled(pattern), kinds, priority, definition)
+        return _Policy(put, patterns.compiled(pattern), kinds, priority, definition)
     except patterns.BadPattern:
         return None
 

@@ -76,23 +76,37 @@ cdef size_t encode(const uint64_t *entries, uint32_t count, uint8_t *to) noexcep
 
 cdef void decode(const uint8_t *at, uint32_t count, uint64_t *to) noexcept nogil:
     """Unpack the first `count` entries."""
+    # `place` may have bits above PLACE_BITS, which no entry gets.
     cdef uint64_t token, distance, repeats, place = 0, flags = 0
     cdef uint64_t *stop = to + count
     while to < stop:
-        at = get_varint(at, &token)
+        # Most tokens of a queue that shares its log take two bytes and stand for one entry.
+        token = at[0]
+        at += 1
+        if token & 128:
+            token = (token & 127) | <uint64_t> at[0] << 7
+            at += 1
+            if at[-1] & 128:
+                at = get_varint(at - 2, &token)
+        place += token >> 2
+        if token & (CHANGED | REPEATED) == 0:
+            to[0] = place << 4 | flags
+            to += 1
+            continue
         distance = token >> 2
         if token & CHANGED:
             flags = at[0]
             at += 1
-        repeats = 0
+        to[0] = place << 4 | flags
+        to += 1
         if token & REPEATED:
             at = get_varint(at, &repeats)
-        repeats = min(repeats + 1, <uint64_t> (stop - to))
-        while repeats:
-            place = (place + distance) & PLACE_BITS
-            to[0] = place << 4 | flags
-            to += 1
-            repeats -= 1
+            repeats = min(repeats, <uint64_t> (stop - to))
+            while repeats:
+                place += distance
+                to[0] = place << 4 | flags
+                to += 1
+                repeats -= 1
 
 
 cdef Chunk *new_chunk(uint32_t room) except NULL:

@@ -1,7 +1,8 @@
 """A group of typer that makes a command when it is asked for.
 
 shardctl has more than two hundred commands. To import and build all of them takes longer than what
-most of them do, and a completion must be quicker than that.
+most of them do, and a completion must be quicker than that. For the same reason a completion leaves
+the words before the cursor as they are: to check and convert a word, typer loads pydantic.
 """
 
 from __future__ import annotations
@@ -9,9 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
 Make = Callable[[], Any]
+
+
+def _leave_as_given(kind: Any) -> None:
+    checked = kind.process_value
+
+    def process_value(self: Any, ctx: Any, value: Any) -> Any:
+        # typer parses resiliently for completions only.
+        return value if ctx.resilient_parsing else checked(self, ctx, value)
+
+    kind.process_value = process_value
+
+
+_leave_as_given(TyperArgument)
+_leave_as_given(TyperOption)
 
 
 class Completion(NamedTuple):

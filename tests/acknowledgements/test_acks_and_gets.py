@@ -130,7 +130,7 @@ async def test_a_message_is_got_and_waits_for_its_ack() -> None:
     assert play.services.counts.got_manual == play.channel.got_manual == 1
 
 
-async def test_a_cancelled_consumer_is_listed_while_it_holds_messages_and_a_get_is_not() -> None:
+async def test_cancelled_consumers_and_gets_are_listed_while_they_hold_messages() -> None:
     play, _ = await holding(b"1", b"2")
     play.says(1, commands.Basic.Cancel("tag"))
     await got(play, wire.Done(2), wire.Got(3, message(), 1, False, 0))
@@ -140,9 +140,40 @@ async def test_a_cancelled_consumer_is_listed_while_it_holds_messages_and_a_get_
         rows = holders(play.consuming.consumers.values(), 1, play.loop.now)
         return [(row["consumer_tag"], row["messages_unacknowledged"]) for row in rows]
 
-    assert held() == [("tag", 2)]
+    assert held() == [("tag", 2), ("", 1)]
     play.says(1, commands.Basic.Ack(2, multiple=True))
+    assert held() == [("", 1)]
+    play.says(1, commands.Basic.Ack(3))
     assert held() == []
+
+
+async def test_gets_of_several_queues_of_a_shard_are_listed_with_their_queue() -> None:
+    play = Consuming()
+    play.line.catalog.apply(QueuePut("/", "c", 3, 0))
+    for number, queue in enumerate("acca", 1):
+        await got(play, wire.Got(number, message(), number, False, 0), queue=queue)
+
+    def tags(id: int) -> list[int]:
+        rows = listed(play.consuming.consumers.values(), id, play.loop.now)
+        assert {row["consumer_tag"] for row in rows} <= {""}
+        of_all = holders(play.consuming.consumers.values(), id, play.loop.now)
+        assert sum(row["messages_unacknowledged"] for row in of_all) == len(rows)
+        return [row["delivery_tag"] for row in rows]
+
+    assert (tags(1), tags(3), tags(0)) == ([1, 4], [2, 3], [])
+    (getter,) = play.channel.getters.values()
+    for number in range(5, 200):
+        await got(play, wire.Got(number, message(), number, False, 0), queue="c")
+        play.says(1, commands.Basic.Ack(number))
+    assert (tags(1), tags(3)) == ([1, 4], [2, 3])
+    assert len(getter._queues) < 100
+    play.says(1, commands.Tx.Select())
+    play.says(1, commands.Basic.Ack(2, multiple=True))
+    for number in range(200, 300):
+        await got(play, wire.Got(number, message(), number, False, 0), queue="c")
+    assert (tags(1), tags(3)) == ([4], [3, *range(200, 300)])
+    play.says(1, commands.Tx.Rollback())
+    assert (tags(1), tags(3)) == ([1, 4], [2, 3, *range(200, 300)])
 
 
 async def test_a_message_that_needs_no_ack_waits_for_none() -> None:

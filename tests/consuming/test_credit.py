@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from shardmq.broker.front_door.consume import credit
 from shardmq.broker.front_door.consume.credit import ROUND_S, Allotment, Limit
+from shardmq.broker.front_door.hot_state import GRANTED, LEFT, AllotmentState, LimitState
 from shardmq.shardd.queues import allotment as shard_side
 from shardmq.shardd.queues.log_order import LogOrder
 from shardmq.shardd.wire.messages import DRAIN, KEEP, STOP, UNLIMITED
@@ -168,8 +170,15 @@ class Shard:
 class World:
     """A channel with single consumers and group consumers, and its shards.
 
-    Queue numbers up to `singles` are those of single consumers; the others belong to groups.
+    Queue numbers up to `singles` are those of single consumers; the others belong to groups. With
+    `is_compiled` the compiled code shares what it can, as in a front door with its short way.
     """
+
+    is_compiled = False
+    # Each ALLOT of the worlds since somebody cleared this list, and how many of them compiled code
+    # has decided.
+    told: list[tuple[float, int, int, int, int]] = []
+    plain = 0
 
     def __init__(
         self, shards: int, most: int, groups: dict[int, int], seats: list[tuple[int, int, int]]
@@ -194,7 +203,7 @@ class World:
         self.client: deque[tuple[CountedQueue, int, int]] = deque()
         self.processes = [0] * shards
         self.ways: dict[CountedQueue, int] = {}
-        self.waiting_for_batch: set[Limit] = set()
+        self.waiting_for_batch: dict[Limit, None] = {}
         self.reports = self.allots = self.deliveries = 0
         # More than a limit may be out when it is lowered: then no more than was out.
         self.bounds: dict[Limit, int] = {}
@@ -228,16 +237,26 @@ class World:
         for each in told:
             shard = self.shards[each.shard]
             self.allots += 1
+            World.told.append((self.now, each.number, each.shard, each.allowed, each.mode))
             if not shard.is_away:
                 number, allowed, mode = each.number, each.allowed, each.mode
                 shard.stops += mode == STOP
                 shard.heard.append(lambda n=number, a=allowed, m=mode, s=shard: s.allot(n, a, m))  # type: ignore[misc]
 
     def share(self, limit: Limit, at_once: bool = False) -> None:
+        if self.is_compiled and not at_once and limit.free >= limit.waits_for and limit.may_share:
+            done = limit.go_on(self.now)
+            assert done in (GRANTED, LEFT)
+            if done == GRANTED:
+                World.plain += 1
+                assert limit.turn is not None
+                self.tell([limit.turn])
+                self.check_sums()
+                return
         shared = limit.share(self.now, at_once)
         self.tell(shared.told)
         if shared.waits:
-            self.waiting_for_batch.add(limit)
+            self.waiting_for_batch[limit] = None
         self.check_sums()
 
     def share_all(self, at_once: bool = False) -> None:
@@ -255,7 +274,10 @@ class World:
             self.groups[number].unacked += count
             self.counted[queue] += count
         mine = self.allotments.get((number, queue.shard.number))
-        if mine is not None and mine.delivered(count) and mine.limits and mine.home.may_share:
+        if mine is None:
+            return
+        used_up = mine.use(count) if self.is_compiled else mine.delivered(count)
+        if used_up and mine.limits and mine.home.may_share:
             self.share(mine.home)
 
     def reported(self, number: int, shard: int, used: int, waits: bool) -> None:
@@ -290,8 +312,8 @@ class World:
             queue.shard.dirty[queue] = None
 
     def acks_waited(self) -> None:
-        waiting, self.waiting_for_batch = self.waiting_for_batch, set()
-        for limit in sorted(waiting, key=id):
+        waiting, self.waiting_for_batch = self.waiting_for_batch, {}
+        for limit in waiting:
             self.share(limit, at_once=True)
 
     def change_limit(self, most: int) -> None:
@@ -602,6 +624,56 @@ def test_while_two_shards_are_busy_a_grant_travels_with_each_batch_of_acks() -> 
     turns = [share.index(2000) for share in shares[5:]]  # all of it goes to one of them
     changes = [at for at in range(1, len(turns)) if turns[at] != turns[at - 1]]
     assert {after - before for before, after in pairwise(changes)} == {round(ROUND_S * 500)}
+
+
+# -- compiled code -----------------------------------------------------------------------------
+
+
+def told_of(seed: int, is_compiled: bool) -> tuple[Any, ...]:
+    """Return all that shards are told in two histories, and what the histories find wrong."""
+    World.told.clear()
+    with mock.patch.object(World, "is_compiled", is_compiled):
+        found = history(seed), starved(seed)
+    return *found, list(World.told)
+
+
+def differ(seeds: range) -> bool:
+    """Return whether the compiled code tells the shards of some history anything else."""
+    return any(told_of(seed, False) != told_of(seed, True) for seed in seeds)
+
+
+def test_compiled_code_gives_the_same_credit() -> None:
+    World.plain = 0
+    seed = random.randrange(1 << 32)
+    print(f"from seed {seed}")
+    assert not differ(range(seed, seed + 15))
+    assert World.plain > 300, "compiled code decided hardly anything"
+
+
+def goes_on_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Limit, "go_on", lambda self, now: LimitState.go_on(self, 0.0))
+
+
+def takes_no_credit_back(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: Limit, now: float) -> int:
+        done = LimitState.go_on(self, now)
+        if done == GRANTED and self.turn is not None:
+            self.turn.give_back(KEEP)
+        return done
+
+    patch.setattr(Limit, "go_on", broken)
+
+
+def forgets_what_is_used(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Allotment, "use", lambda self, count: AllotmentState.use(self, count - 1))
+
+
+@pytest.mark.parametrize("broken", [goes_on_for_ever, takes_no_credit_back, forgets_what_is_used])
+def test_compiled_code_that_is_broken_is_caught(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    assert differ(range(100))
 
 
 # -- variants that are broken ------------------------------------------------------------------

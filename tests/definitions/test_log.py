@@ -5,6 +5,7 @@ The log may be cut anywhere, and the next controller may be of the same boot or 
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from pathlib import Path
 
@@ -23,8 +24,11 @@ from shardmq.broker.model.changes import (
     AnyChange,
     BindingPut,
     ExchangePut,
+    ParameterPut,
+    PermissionPut,
     QueueDelete,
     QueuePut,
+    TopicPermissionPut,
     UserPut,
     VhostDelete,
     VhostPut,
@@ -155,6 +159,45 @@ def test_messages_without_any_definitions_are_not_taken_for_a_first_start(tmp_pa
     )
     with pytest.raises(DefinitionsError, match="has no definitions"):
         load_or_begin(Definitions(tmp_path, "b"), config)
+
+
+def test_stored_patterns_that_are_refused_match_nothing_and_are_named_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    definitions, catalog = opened(tmp_path)
+    evil, definition = "(?!x)(a+)+$", {"max-length": 1}
+    write(
+        definitions,
+        catalog,
+        [
+            VhostPut("/"),
+            UserPut("u", "", "", []),
+            PermissionPut("/", "u", "^a", evil, ""),
+            TopicPermissionPut("/", "u", "amq.topic", "(" + "a" * 300, "^{username}"),
+            ParameterPut("/", "policy", "p", {"pattern": evil, "definition": definition}),
+            QueuePut("/", "a", 1, 0),
+        ],
+    )
+    definitions.close()
+    config = ControllerConfig(
+        data_dir=str(tmp_path), runtime_dir=str(tmp_path), boot="b", shards=1, doors=1
+    )
+    with caplog.at_level(logging.WARNING):
+        catalog = load_or_begin(Definitions(tmp_path, "b"), config)
+    for thing in (
+        "permission of user 'u' in vhost '/': '(?!x)(a+)+$'",
+        "policy 'p' in vhost '/': '(?!x)(a+)+$'",
+    ):
+        assert f"{thing} matches nothing: it may take too long, and RE2" in caplog.text
+    topic = f"topic permission of user 'u' in vhost '/': '({'a' * 199}...' matches nothing: missing"
+    assert topic in caplog.text
+    assert "^a" not in caplog.text
+    assert not catalog.permissions.may("u", "/", "write", "a")
+    assert catalog.permissions.may("u", "/", "configure", "a")
+    assert not catalog.permissions.may_topic("u", "/", "write", "amq.topic", "a")
+    queue = catalog.queue("/", "a")
+    assert queue is not None
+    assert catalog.queue_arguments(queue) == {}
 
 
 def test_a_queue_id_is_never_given_twice(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from urllib.parse import quote
 import pika
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from shardmq.broker.controller.management.metrics import object_metrics, shard_numbers
@@ -149,6 +151,36 @@ async def test_each_object_has_what_the_sums_are_made_of(
     assert found["rabbitmq_consumer_prefetch"] == [(channel, 10.0)]
     for name in ("channel_prefetch", "channel_prefetch_global"):  # the second name until 0.2
         assert found[f"rabbitmq_{name}"] == [(channel, 0.0)], "no limit of all consumers together"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(st.sampled_from('aé%s\\\n"{}\0'), max_size=5),
+            st.sampled_from([None, 0, 7, 10**20]),
+        ),
+        min_size=1,
+        max_size=9,
+    ),
+    st.booleans(),
+)
+def test_each_object_has_its_line_also_where_all_values_are_the_same(
+    rows: list[tuple[str, int | None]], as_float: bool
+) -> None:
+    def read(value: int | None) -> float | None:
+        return value / 4 if as_float and value is not None else value
+
+    def line(name: str, queue: str, value: int | None) -> str:
+        label = queue.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+        shown = read(value)
+        return f'\n{name}{{vhost="/",queue="{label}"}} {"nan" if shown is None else shown}'
+
+    block = object_metrics._block(
+        ("vhost", "queue"), [(("/", name), value) for name, value in rows]
+    )
+    for name in ("a", "b"):
+        expected = "".join(line(name, queue, value) for queue, value in rows)
+        assert block.of(name.encode(), read) == expected.encode()
 
 
 @pytest.mark.row("M1.12")

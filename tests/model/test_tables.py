@@ -65,6 +65,10 @@ def test_the_depth_that_is_let_in_is_the_one_that_is_read(kind: type) -> None:
         ({"k" * 256: 1}, "a key of more than 255 bytes"),
         ({"a": {"\u20ac" * 86: 1}}, "a key of more than 255 bytes"),
         ({"k" * 255: [True, None, 1.5, "text" * 1000]}, ""),
+        ({"a": [1] * (tables.VALUES_MAX - 1)}, ""),
+        ({"a": [1] * tables.VALUES_MAX}, "more than 131072 values"),
+        ([{}] * tables.VALUES_MAX, ""),
+        ([[1], [2, {"a": None}]] * (tables.VALUES_MAX // 5), "more than 131072 values"),
     ],
     ids=itertools.count(),
 )

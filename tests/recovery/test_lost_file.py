@@ -17,6 +17,7 @@ pytestmark = pytest.mark.crash
 
 QUEUE = "q"
 COUNT = 8000
+AT_ONCE = 50  # messages of a transaction: each waits for the disk
 BODY = b"x" * 1000
 HEADER_BYTES, SLOT_BYTES = 16, 16
 
@@ -35,9 +36,11 @@ def publish(broker: RealBroker) -> None:
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
         channel = connection.channel()
         channel.queue_declare(QUEUE, durable=True)
-        channel.confirm_delivery()
-        for _ in range(COUNT):
-            channel.basic_publish("", QUEUE, BODY, pika.BasicProperties(delivery_mode=2))
+        channel.tx_select()
+        for _ in range(COUNT // AT_ONCE):
+            for _ in range(AT_ONCE):
+                channel.basic_publish("", QUEUE, BODY, pika.BasicProperties(delivery_mode=2))
+            channel.tx_commit()
 
 
 def listed(broker: RealBroker) -> int:

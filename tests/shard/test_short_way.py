@@ -110,22 +110,22 @@ class Broken(ShortWay):
 
 
 class DropsCredit(Broken):
-    def receive(self, message: Any) -> bool:
+    def receive(self, message: Any, now: int) -> bool:
         is_credit = self.is_on and len(message) > 16 and message[0] == m.CREDIT
-        return is_credit or super().receive(message)
+        return is_credit or super().receive(message, now)
 
 
 class TakesAnyBatch(Broken):
-    def receive(self, message: Any) -> bool:
+    def receive(self, message: Any, now: int) -> bool:
         peer = self.parts["senders"].get(bytes(message[1:16]))
         if self.is_on and peer is not None and message[0] == m.PUBLISH and len(message) >= 24:
             peer.next_batch = int.from_bytes(message[16:24], "little")
-        return super().receive(message)
+        return super().receive(message, now)
 
 
 class SyncsNothing(Broken):
-    def receive(self, message: Any) -> bool:
-        taken = super().receive(message)
+    def receive(self, message: Any, now: int) -> bool:
+        taken = super().receive(message, now)
         if taken:
             self.parts["dirty_stores"].clear()
         return taken
@@ -144,16 +144,57 @@ class ConfirmsTooMuch(Broken):
 class TakesReadMessagesOfOthers(Broken):
     """Settles go to the first consumer of the peer."""
 
-    def receive(self, message: Any) -> bool:
+    def receive(self, message: Any, now: int) -> bool:
         if self.is_on and message[0] == m.SETTLE and len(message) == 16 + 24:
             _, kind, first, last = envelope.read_settles(message)[0]
             peer = self.parts["senders"].get(bytes(message[1:16]))
             if peer is not None and peer.holders and kind == m.ACK:
                 other = [(min(peer.holders), kind, first, last)]
                 return super().receive(
-                    bytes(message[:16]) + envelope.settles(0, 0, 0, 0, other)[16:]
+                    bytes(message[:16]) + envelope.settles(0, 0, 0, 0, other)[16:], now
                 )
-        return super().receive(message)
+        return super().receive(message, now)
+
+
+class Allots(Broken):
+    """Does something else with the credit of allotments behind acks."""
+
+    def receive(self, message: Any, now: int) -> bool:
+        settles = []
+        if (
+            self.is_on
+            and len(message) >= 16
+            and message[0] == m.SETTLE
+            and (len(message) - 16) % 24 == 0
+        ):
+            settles = envelope.read_settles(message)
+        allots = [each for each in settles if each[1] == m.ALLOT]
+        peer = self.parts["senders"].get(bytes(message[1:16]))
+        if peer is None or not allots:
+            return super().receive(message, now)
+        acks = [each for each in settles if each[1] != m.ALLOT]
+        rest = bytes(message[:16]) + envelope.settles(0, 0, 0, 0, acks)[16:]
+        return self.pass_on(peer, rest, allots, now)
+
+    def pass_on(self, peer: Any, acks: bytes, allots: list[Any], now: int) -> bool:
+        return super().receive(acks, now)
+
+
+class AllotsFirst(Allots):
+    def pass_on(self, peer: Any, acks: bytes, allots: list[Any], now: int) -> bool:
+        for number, _, allowed, mode in allots:
+            self.allot(peer, number, allowed, mode, now)
+        return super().pass_on(peer, acks, allots, now)
+
+
+class AllotsLate(Allots):
+    """The credit comes at a time long gone."""
+
+    def pass_on(self, peer: Any, acks: bytes, allots: list[Any], now: int) -> bool:
+        taken = super().pass_on(peer, acks, allots, now)
+        for number, _, allowed, mode in allots if taken else ():
+            self.allot(peer, number, allowed, mode, 0)
+        return taken
 
 
 @contextmanager
@@ -182,6 +223,9 @@ BROKEN: dict[str, Callable[[], Any]] = {
     "nothing is synced": instead(SyncsNothing),
     "confirms come before the sync": instead(ConfirmsTooMuch),
     "acks are taken for those of others": instead(TakesReadMessagesOfOthers),
+    "credit of allotments is dropped": instead(Allots),
+    "credit of allotments comes before the acks": instead(AllotsFirst),
+    "credit of allotments comes at another time": instead(AllotsLate),
     "a rule is forgotten": a_rule_is_forgotten,
 }
 

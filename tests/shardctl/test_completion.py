@@ -18,7 +18,7 @@ from tests.support.real_broker import SOURCE, RealBroker
 Complete = Callable[..., list[str]]
 
 # These take long to load, and no completion needs them.
-HEAVY = {"rich", "asyncio", "pamqp", "msgspec", "urllib.request", "logging", "tomllib"}
+HEAVY = {"rich", "pydantic", "asyncio", "pamqp", "msgspec", "urllib.request", "logging", "tomllib"}
 
 
 def completed(words: str, environment: dict[str, str]) -> list[str]:

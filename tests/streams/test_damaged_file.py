@@ -25,6 +25,7 @@ pytestmark = pytest.mark.crash
 
 STREAM = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 1_000_000}
 COUNT = 4000
+AT_ONCE = 50  # messages of a transaction: each waits for the disk
 
 
 @pytest.fixture
@@ -48,10 +49,12 @@ def publish(broker: RealBroker) -> None:
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
         channel = connection.channel()
         channel.queue_declare("s", durable=True, arguments=STREAM)
-        channel.confirm_delivery()
+        channel.tx_select()
         for number in range(COUNT):
             body = b"%d:" % number + b"x" * 1000
             channel.basic_publish("", "s", body, pika.BasicProperties(headers={"number": number}))
+            if number % AT_ONCE == AT_ONCE - 1:
+                channel.tx_commit()
 
 
 def offsets_by_amqp(broker: RealBroker) -> list[int]:
@@ -178,6 +181,19 @@ def told_by_verify(broker: RealBroker) -> list[tuple[str, int, int]]:
     return [(name, int(first), int(last)) for name, first, last in lines]
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    """Yield a broker that has run and stopped. It must start again when the tests are over."""
+    made = RealBroker(tmp_path_factory.mktemp("stopped") / "data", shards=1)
+    try:
+        made.stop()
+        yield made
+        made.start()
+        made.stop()
+    finally:
+        made.clean_up()
+
+
 @pytest.mark.broker
 @pytest.mark.parametrize(
     "file",
@@ -185,18 +201,13 @@ def told_by_verify(broker: RealBroker) -> list[tuple[str, int, int]]:
              "definitions.amqp", "shard-00"]
 )  # fmt: skip
 def test_a_start_without_a_file_that_was_there_is_refused_by_name_with_status_2(
-    tmp_path: Path, file: str
+    stopped: RealBroker, tmp_path: Path, file: str
 ) -> None:
-    made = RealBroker(tmp_path / "data", shards=1)
+    (stopped.data_dir / file).rename(tmp_path / "taken")
     try:
-        made.stop()
-        (tmp_path / "data" / file).rename(tmp_path / "taken")
         with pytest.raises(AssertionError):
-            made.start()
-        assert made.process.wait(60) == 2
-        assert f"{file} is missing" in made.log_tail()
-        (tmp_path / "taken").rename(tmp_path / "data" / file)
-        made.start()
-        made.stop()
+            stopped.start()
     finally:
-        made.clean_up()
+        (tmp_path / "taken").rename(stopped.data_dir / file)
+    assert stopped.process.wait(60) == 2
+    assert f"{file} is missing" in stopped.log_tail()

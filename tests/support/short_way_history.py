@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from shardmq.shardd import peers
-from shardmq.shardd.queues import Consumer, Getter, Queue
+from shardmq.shardd.queues import Allotment, Consumer, Getter, Queue
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.format.segment_file import HEADER_BYTES
 from shardmq.shardd.store.segments import SegmentStore
@@ -48,6 +48,7 @@ TRANSIENT = (3,)
 PLAIN = (1, 1, 1, 2, 3)
 QUEUES = (*PLAIN, 4, 5, 6, 7, 8, 9)
 CONNECTIONS = (1, 2)
+GROUPS = (901, 902)  # the numbers of group consumers of each front door
 WINDOW_BYTES = 400
 RING_AT, RING_BYTES = mmap.PAGESIZE, 256 << 10
 
@@ -103,6 +104,7 @@ class Side:
 
     def receive_by_ring(self, messages: list[bytes], now: int) -> None:
         """Receive messages as the links of a shard do: some are taken in as they lie."""
+        self.shard.short_way.now = now
         assert all(self.writer.put(message) for message in messages)
         if self.reader.offer(self.shard.short_way, len(messages)):
             try:
@@ -152,6 +154,7 @@ class Side:
             windows = {at: _window(window) for at, window in peer.windows.items()}
             yield f"windows of {number}", windows
             yield f"holders of {number}", {at: _holder(one) for at, one in peer.holders.items()}
+            yield f"groups of {number}", {at: _group(one) for at, one in peer.allotments.items()}
         for store in shard.stores.values():
             assert isinstance(store, SegmentStore)
             yield from _store(store)
@@ -182,7 +185,21 @@ def _holder(holder: Consumer | Getter) -> Any:
         return {number: held[1:] for number, held in holder._held.items()}
     unacked = holder.unacked
     numbers = (unacked.count, unacked.next_number, unacked.first_number, unacked.first_entry)
-    return holder.queue.id, holder.detached, numbers, unacked.held().tolist()
+    own = None if holder.allotment is None else _allotment(holder.allotment)
+    return holder.queue.id, holder.detached, numbers, unacked.held().tolist(), own
+
+
+def _allotment(allotment: Allotment) -> Any:
+    return allotment.allowed, allotment.report, allotment._drains, allotment.useless_at
+
+
+def _group(allotment: Allotment) -> Any:
+    order = allotment.order
+    assert order is not None
+    current = None if order.current is None else order.current.id
+    wanting = [(queue.id, entry) for queue, entry in order._wanting.items()]
+    chosen = [(queue.id, entry) for queue, entry in order._chosen.items()]
+    return _allotment(allotment), current, order._until, order._passes, wanting, chosen
 
 
 def _store(store: SegmentStore) -> Iterator[tuple[str, Any]]:
@@ -392,6 +409,10 @@ class History:
             limited=pick.random() < self.unusual,
             affinity=pick.random() < self.unusual,
         )
+        if pick.random() < 0.4:
+            attach = m.AttachPart(
+                *fields, False, attach.priority, attach.prefetch, True, group=pick.choice(GROUPS)
+            )
         if sent.queue == 7:
             attach = m.AttachReader(*fields, exclusive=False, priority=0, prefetch=3)
         self.consumers[number] = sent
@@ -428,6 +449,30 @@ class History:
                 others = [at for at, sent in self.consumers.items() if sent.door == door]
                 number = pick.choice([*others, 99])
         self.receive("settle", envelope.settles(door, self.incarnations[door], EPOCH, 0, ranges))
+
+    def allot(self) -> None:
+        """Settle what consumers of a front door hold, and give its group consumers more credit."""
+        pick, door = self.random, self.random.choice(DOORS)
+        peer = self.sides[0].shard.peers[door]
+        holders = [each for each in peer.holders.values() if isinstance(each, Consumer)]
+        ranges = []
+        for holder in pick.sample(holders, min(len(holders), pick.choice([0, 1, 1, 3]))):
+            first = holder.unacked.first_number
+            ranges.append((holder.number, m.ACK, first, first + pick.choice([0, 0, 2, 20])))
+        for number in pick.choice([[GROUPS[0]], [GROUPS[1]], GROUPS]):
+            allotment = peer.allotments.get(number)
+            used = allotment.used if allotment is not None else 0
+            allowed = m.UNLIMITED if pick.random() < 0.05 else used + pick.choice([0, 1, 2, 5, 20])
+            mode = pick.choice([m.KEEP] * 12 + [m.DRAIN] * 6 + [m.STOP])
+            ranges.append((number, m.ALLOT, allowed, mode))
+        if pick.random() < 0.1:
+            pick.shuffle(ranges)
+        self.receive("allot", envelope.settles(door, self.incarnations[door], EPOCH, 0, ranges))
+
+    def close_group(self) -> None:
+        ranges = [(self.random.choice(GROUPS), m.ALLOT, 0, m.CLOSE)]
+        door = self.random.choice(DOORS)
+        self.receive("close", envelope.settles(door, self.incarnations[door], EPOCH, 0, ranges))
 
     def credit(self) -> None:
         pick, door = self.random, self.random.choice(DOORS)
@@ -509,6 +554,7 @@ ACTS: list[Callable[[History], None]] = [
     *[History.publish_many] * 2,
     *[History.turn] * 10,
     *[History.settle] * 8,
+    *[History.allot] * 6,
     *[History.credit] * 5,
     *[History.attach] * 3,
     *[History.begin_sync] * 2,
@@ -524,5 +570,6 @@ ACTS: list[Callable[[History], None]] = [
     History.sync_settled,
     History.flush,
     History.wait,
+    History.close_group,
 ]
-RARE = (History.change, History.reserve, History.restart)
+RARE = (History.change, History.reserve, History.restart, History.close_group)

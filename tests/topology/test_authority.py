@@ -30,6 +30,7 @@ from shardmq.broker.model.changes import (
     ParameterPut,
     PermissionPut,
     ShardOf,
+    TopicPermissionPut,
     UserDelete,
     UserPut,
     VhostDelete,
@@ -494,6 +495,35 @@ async def test_users_and_permissions_are_in_force_when_answered(world: World) ->
     assert (await world.ask(PermissionPut("/", "nobody", "", "", ""), "")).code == 400
     assert (await world.ask(UserDelete("u"), "")).code == 0
     assert not world.doors.copy.permissions.may("u", "/", "configure", "abc")
+
+
+@pytest.mark.parametrize(
+    ("user", "regex", "why"),
+    [
+        ("u", "a" * 4097, "longer than 4096 characters"),
+        ("u", r"(?!a)(a+)+$", "it may take too long, and RE2 does not match it"),
+        ("u", r"(a+)\1", "it may take too long, and RE2 does not match it"),
+        ("long" * 60, "{username}" * 30, "longer than 4096 characters"),
+        ("1", r"(?!{username})x{username}{1,{username}}", ""),
+        ("a-b c.*\n[x]", r"^{username}\.", ""),
+    ],
+    ids=range(6),
+)
+async def test_permissions_are_refused_that_could_not_be_matched_in_bounded_time(
+    world: World, user: str, regex: str, why: str
+) -> None:
+    await world.ask(UserPut(user, *hash_new_password("secret", DEFAULT_ALGORITHM), []), "")
+    asks = [TopicPermissionPut("/", user, "amq.topic", "", regex)]
+    if "{" not in regex:
+        asks += [PermissionPut("/", user, "", regex, "")]
+    for ask in asks:
+        answer = await world.ask(ask, "")
+        assert answer.code == (400 if why else 0), answer
+        assert why in answer.text
+        assert len(answer.text) < 400
+    if "^" in regex:
+        assert world.catalog.permissions.may_topic(user, "/", "read", "amq.topic", f"{user}.x")
+        assert not world.catalog.permissions.may_topic(user, "/", "read", "amq.topic", "a-b.x")
 
 
 @pytest.mark.row("A4.12")

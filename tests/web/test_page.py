@@ -171,6 +171,10 @@ def test_a_queue_is_made_filled_looked_into_bound_emptied_and_deleted(
         == []
     )
     page.get_by_role("button", name="Unbind").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("cell", name="a.*")).to_have_count(1)
+    page.get_by_role("button", name="Unbind").click()
+    page.get_by_role("dialog").get_by_role("button", name="Unbind").click()
     expect(page.get_by_role("cell", name="a.*")).to_have_count(0)
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()

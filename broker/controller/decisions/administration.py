@@ -26,10 +26,13 @@ from shardmq.broker.model.changes import (
     VhostPut,
 )
 from shardmq.broker.model.checks import Refusal
+from shardmq.broker.model.erlang import cut
+from shardmq.broker.model.permissions import expanded
 from shardmq.broker.model.policies import COMPONENTS, EXCHANGE, Policies, exchange_arguments
 from shardmq.broker.routing import delaying
 
 HTTP_PRECONDITION_FAILED = 412  # the number in AMQP is 406
+REGEX_CHARS_SHOWN = 200  # of an expression that is refused
 
 
 def put_vhost(inputs: Inputs, change: VhostPut, owner: str) -> Decision:
@@ -68,7 +71,8 @@ def put_permission(inputs: Inputs, change: PermissionPut, owner: str) -> Decisio
         raise Refusal(BAD_REQUEST, f"vhost '{change.vhost}' not found")
     if change.user not in inputs.catalog.users:
         raise Refusal(BAD_REQUEST, f"user '{change.user}' not found")
-    _check_regexes(change.configure, change.write, change.read)
+    for regex in (change.configure, change.write, change.read):
+        _check_regex(regex, regex)
     return Decision([change])
 
 
@@ -83,7 +87,8 @@ def delete_permission(inputs: Inputs, change: PermissionDelete, owner: str) -> D
 def put_topic_permission(inputs: Inputs, change: TopicPermissionPut, owner: str) -> Decision:
     if change.vhost not in inputs.catalog.vhosts or change.user not in inputs.catalog.users:
         raise Refusal(BAD_REQUEST, "vhost_or_user_not_found")
-    _check_regexes(change.write, change.read)
+    for regex in (change.write, change.read):
+        _check_regex(regex, expanded(regex, change))
     return Decision([change])
 
 
@@ -95,12 +100,13 @@ def delete_topic_permission(inputs: Inputs, change: TopicPermissionDelete, owner
     return Decision([change])
 
 
-def _check_regexes(*regexes: str) -> None:
-    for regex in regexes:
-        try:
-            patterns.compiled(regex)
-        except patterns.BadPattern as error:
-            raise Refusal(BAD_REQUEST, f"invalid regexp '{regex}': {error}") from None
+def _check_regex(given: str, regex: str) -> None:
+    """Check the expression that is compiled for the given one. Raises Refusal."""
+    try:
+        patterns.compiled(regex)
+    except patterns.BadPattern as error:
+        shown = cut(given, REGEX_CHARS_SHOWN)
+        raise Refusal(BAD_REQUEST, f"invalid regexp '{shown}': {error}") from None
 
 
 def put_parameter(inputs: Inputs, change: ParameterPut, owner: str) -> Decision:
@@ -132,7 +138,9 @@ def _put_or_deleted(inputs: Inputs, change: ParameterPut | ParameterDelete) -> D
         for (of_vhost, *_), put in inputs.catalog.parameters.items()
         if of_vhost == change.vhost and (put.component, put.name) != changed
     ]
-    new = Policies([*puts, change] if isinstance(change, ParameterPut) else puts)
+    new = Policies(
+        [*puts, change] if isinstance(change, ParameterPut) else puts, before=vhost.policies
+    )
     queues = [
         delay_queue(inputs, exchange)
         for exchange in vhost.exchanges.values()

@@ -98,6 +98,19 @@ def table_of(arguments: Arguments) -> dict[str, Any]:
     return arguments
 
 
+def values_in(raw: bytes) -> int:
+    """Return the number of values in arrays and objects of a JSON text.
+
+    An empty array or object counts as if it had one. Of more than VALUES_MAX values the number need
+    not be right. If the text is malformed, this holds for the part before the fault.
+    """
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 4 * tables.VALUES_MAX:  # a value has at most two strings, with its key
+        return tables.VALUES_MAX + 1
+    outside = b"".join(bare.split(b'"')[::2])
+    return sum(map(outside.count, (b",", b"[", b"{")))
+
+
 def _unknown_encoding() -> ApiError:
     return ApiError(415, "unsupported_media_type", "Content-Encoding: not known here")
 
@@ -180,9 +193,12 @@ class Call:
         """Return the JSON body as this type, or raise 400 with the path of the wrong key.
 
         No body is taken for an empty object. Values that the catalog could not store, such as
-        deeply nested ones and long numbers, are refused.
+        deeply nested ones and long numbers, are refused. So is a body of very many values, before
+        it is decoded: the event loop would stand still for a second.
         """
         raw = await self.raw_body()
+        if len(raw) > tables.VALUES_MAX and values_in(raw) > tables.VALUES_MAX:
+            raise bad_request(tables.TOO_MANY_VALUES)
         try:
             value = msgspec.json.decode(raw or b"{}")
             if fault := tables.fault_in(value, key_bytes_max=BODY_BYTES_MAX):

@@ -117,7 +117,10 @@ def _taken(
 
 
 def listed(consumers: Iterable[Consumer], queue_id: int, now: float) -> list[dict[str, Any]]:
-    """Return the first deliveries of a queue that wait for their ack. `now` is loop time."""
+    """Return the first deliveries of a queue that wait for their ack. `now` is loop time.
+
+    What basic.get took has no consumer tag, here and in `holders`.
+    """
     found = (
         {
             "owner": consumer.client.session.owner,
@@ -127,15 +130,14 @@ def listed(consumers: Iterable[Consumer], queue_id: int, now: float) -> list[dic
             "unacked_for": int((now - run.at) * 1000),
         }
         for consumer in consumers
-        if consumer.queue_id == queue_id
-        for run in consumer.channel.unacked.of(consumer)
+        for run in consumer.runs_of(queue_id)
         for tag in range(run.first_tag, run.last_tag + 1)
     )
     return [*itertools.islice(found, UNACKED_LISTED_MAX)]
 
 
 def holders(consumers: Iterable[Consumer], queue_id: int, now: float) -> list[dict[str, Any]]:
-    """Return how many deliveries of a queue each consumer has not acknowledged, all counted.
+    """Return how many deliveries of a queue each holder has not acknowledged, all counted.
 
     `now` is loop time; `unacked_for` is the age of the oldest delivery in milliseconds.
     """
@@ -148,5 +150,5 @@ def holders(consumers: Iterable[Consumer], queue_id: int, now: float) -> list[di
             "unacked_for": int((now - min(run.at for run in runs)) * 1000),
         }
         for consumer in consumers
-        if consumer.queue_id == queue_id and (runs := [*consumer.channel.unacked.of(consumer)])
+        if (runs := [*consumer.runs_of(queue_id)])
     ]

@@ -31,6 +31,7 @@ from shardmq.shardd.wire.messages import ReadFrom
 # For an assignment of a stream: the offset before which it ends, and the offset below which the
 # shard reports that all is settled. Each may be None.
 Bounds = tuple[int | None, int | None]
+TAGS_REMEMBERED = 64  # of deliveries by basic.get that are settled, before they are forgotten
 FREE: Final[Bounds] = (None, None)
 
 # Settled deliveries of one channel: ACK, REJECT or REQUEUE of the wire, and which ones.
@@ -107,7 +108,7 @@ class ConsumingChannel(ConsumingState):
         # Group consumers by number, cancelled ones too while they hold something.
         self.groups: dict[int, GroupConsumer] = {}
         self.cancelled: list[Consumer] = []
-        self.getters: dict[int, Consumer] = {}  # hold what basic.get took, by shard
+        self.getters: dict[int, Getter] = {}  # hold what basic.get took, by shard
         self.replies: Consumer | None = None  # the consumer of direct reply-to
 
     def unsettled(self) -> Iterator[Run[Consumer]]:
@@ -190,6 +191,10 @@ class Consumer(ConsumerState):
         self.prefetch = 0
         self.reading: Reading | None = None  # where a consumer of a stream is
 
+    def runs_of(self, queue_id: int) -> Iterator[Run[Consumer]]:
+        """Return its deliveries of a queue that wait for their ack."""
+        return self.channel.unacked.of(self) if queue_id == self.queue_id else iter(())
+
     @property
     def is_in_limit(self) -> bool:
         """Return whether the limit of a channel holds for the consumer and what it holds.
@@ -232,6 +237,36 @@ class Consumer(ConsumerState):
             return None
         self.announced = self.attached = True
         return None if self.nowait else commands.Basic.ConsumeOk(self.tag)
+
+
+class Getter(Consumer):
+    """The pseudo consumer of a channel at one shard, which holds what basic.get took there."""
+
+    __slots__ = ("_queues", "_queues_max")
+
+    def __init__(self, channel: ConsumingChannel, number: int, shard: int) -> None:
+        super().__init__(channel, number, "")
+        self.shard = shard
+        self._queues: dict[int, int] = {}  # the id of the queue by tag, of settled ones too
+        self._queues_max = TAGS_REMEMBERED
+
+    def took(self, tag: int, queue_id: int) -> None:
+        """Remember the queue of a delivery; forget those that were settled, now and then."""
+        self._queues[tag] = queue_id
+        if len(self._queues) > self._queues_max:
+            self._queues = {
+                tag: self._queues[tag]
+                for run in self.channel.unsettled()
+                if run.consumer is self
+                for tag in range(run.first_tag, run.last_tag + 1)
+            }
+            self._queues_max = TAGS_REMEMBERED + 2 * len(self._queues)
+
+    def runs_of(self, queue_id: int) -> Iterator[Run[Consumer]]:
+        for run in self.channel.unacked.of(self):
+            for tag in range(run.first_tag, run.last_tag + 1):
+                if self._queues[tag] == queue_id:
+                    yield run._replace(first_tag=tag, last_tag=tag)
 
 
 class GroupConsumer:

@@ -54,16 +54,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shardmq.broker.front_door.consume.settling import acks_together
-from shardmq.broker.front_door.hot_state import LimitState
+from shardmq.broker.front_door.hot_state import AllotmentState, LimitState, worth_a_grant
 from shardmq.shardd.wire.messages import DRAIN, KEEP, STOP, UNLIMITED
 
 # Each hungry allotment of a limit has its turn within this time. A shard that goes on has what it
 # needs in the caches of its processor; a shard that is woken in between fetches all of it again,
 # which takes half a millisecond. A turn is at least a batch of acks.
 ROUND_S = 0.08
-# A quarter of the limit is worth a grant, and so is this.
-WORTH_A_GRANT = 1000
 
 
 class Shared(NamedTuple):
@@ -79,10 +76,7 @@ class Limit(LimitState):
     Allotments are listed by their state at the outermost of their limits, which decides for them.
     """
 
-    __slots__ = (
-        "_turn", "_turn_ends", "allotted", "draining", "empty", "holding", "hungry", "members",
-        "nested", "waits_for",
-    )  # fmt: skip
+    __slots__ = ()
 
     def __init__(self, most: int = 0) -> None:
         self.most = most
@@ -96,8 +90,8 @@ class Limit(LimitState):
         self.empty: dict[Allotment, None] = {}
         self.holding: dict[Allotment, None] = {}
         self.draining: dict[Allotment, None] = {}
-        self._turn: Allotment | None = None
-        self._turn_ends = 0.0
+        self.turn: Allotment | None = None
+        self.turn_ends = 0.0
 
     @property
     def free(self) -> int:
@@ -128,8 +122,8 @@ class Limit(LimitState):
         told: dict[Allotment, None] = {}
         waits = False
         self.waits_for = 0
-        turn = self._turn
-        has_turn = turn is not None and turn.unused > 0 and now < self._turn_ends
+        turn = self.turn
+        has_turn = turn is not None and turn.unused > 0 and now < self.turn_ends
         # A channel may have thousands of consumers: none is looked at when nothing can be given.
         for each in self._by_turn(now) if self.free > 0 else ():
             if self.free <= 0:
@@ -144,8 +138,8 @@ class Limit(LimitState):
                 waits = True
                 self.waits_for = 0 if has_turn else each.batch
                 break
-            elif each is not self._turn or now >= self._turn_ends:
-                self._turn, self._turn_ends = each, now + ROUND_S / hungry
+            elif each is not self.turn or now >= self.turn_ends:
+                self.turn, self.turn_ends = each, now + ROUND_S / hungry
             each.allow(free, DRAIN if hungry > 1 else KEEP)
             told[each] = None
         if self.hungry:
@@ -167,8 +161,8 @@ class Limit(LimitState):
         if self.free <= 0:
             return list(self.holding)
         if self.nested:
-            return [each for each in self.holding if each is self._turn or each.is_needed]
-        return [self._turn] if self._turn is not None and self._turn in self.holding else []
+            return [each for each in self.holding if each is self.turn or each.is_needed]
+        return [self.turn] if self.turn is not None and self.turn in self.holding else []
 
     @property
     def _may_give_ahead(self) -> bool:
@@ -177,8 +171,8 @@ class Limit(LimitState):
 
     def _by_turn(self, now: float) -> list[Allotment]:
         """Return the hungry: first the one whose turn is not over, then who waits longest."""
-        hungry, turn = list(self.hungry), self._turn
-        if turn in self.hungry and now < self._turn_ends and turn is not None:
+        hungry, turn = list(self.hungry), self.turn
+        if turn in self.hungry and now < self.turn_ends and turn is not None:
             hungry.remove(turn)
             hungry.insert(0, turn)
         return hungry
@@ -187,20 +181,17 @@ class Limit(LimitState):
         """Drop an allotment from the lists."""
         for state in (self.hungry, self.empty, self.holding, self.draining):
             state.pop(allotment, None)
-        if self._turn is allotment:
-            self._turn = None
+        if self.turn is allotment:
+            self.turn = None
 
 
-class Allotment:
+class Allotment(AllotmentState):
     """The credit of the consumers at one shard that share `number`, under one or two limits.
 
     The innermost limit comes first. Without limits the consumers may deliver any number.
     """
 
-    __slots__ = (
-        "_state", "allowed", "gave_back", "limits", "mode", "number", "shard", "used", "used_all",
-        "wants",
-    )  # fmt: skip
+    __slots__ = ()
 
     def __init__(self, number: int, shard: int, used: int = 0) -> None:
         self.number = number
@@ -212,7 +203,7 @@ class Allotment:
         self.wants = False  # the shard said that messages wait
         self.gave_back = True  # and gets nothing until it asks
         self.used_all = False  # of a grant that it had asked for
-        self._state: dict[Allotment, None] | None = None
+        self.state: dict[Allotment, None] | None = None
 
     @property
     def home(self) -> Limit:
@@ -234,8 +225,7 @@ class Allotment:
     @property
     def batch(self) -> int:
         """Return how much free credit is worth a grant."""
-        most = min(limit.most for limit in self.limits)
-        return max(acks_together(most, False), min(most // 4, WORTH_A_GRANT))
+        return worth_a_grant(min(limit.most for limit in self.limits))
 
     @property
     def is_needed(self) -> bool:
@@ -252,7 +242,7 @@ class Allotment:
             limit.allotted -= unused
         for limit in was[1:]:
             limit.nested -= 1
-        self.limits, self._state = limits, None
+        self.limits, self.state = limits, None
         for limit in limits:
             limit.members += 1
             limit.allotted += unused if was else 0
@@ -321,9 +311,9 @@ class Allotment:
             state = home.hungry
         else:
             state = None if self.gave_back else home.empty
-        if state is not self._state:
-            if self._state is not None:
-                del self._state[self]
+        if state is not self.state:
+            if self.state is not None:
+                del self.state[self]
             if state is not None:
                 state[self] = None
-            self._state = state
+            self.state = state

@@ -12,7 +12,7 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp import contents, properties
 from shardmq.broker.front_door.consume.attaching import Attaching
-from shardmq.broker.front_door.consume.consumers import Clock, Consumer, ConsumingChannel
+from shardmq.broker.front_door.consume.consumers import Clock, ConsumingChannel, Getter
 from shardmq.broker.front_door.consume.refusals import GET, refused_by_shard, refused_consume
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks
@@ -138,6 +138,7 @@ class Gets:
             channel.got_manual += 1
             getter = self._getter(channel, queue.shard)
             channel.unacked.add(tag, 1, getter, epoch, got.number, self._clock.now)
+            getter.took(tag, queue.id)
         client = channel.client
         if self.tracing is not None:
             fed = self.tracing.delivered(
@@ -155,12 +156,10 @@ class Gets:
             client.session.frame_bytes_max,
         )
 
-    def _getter(self, channel: ConsumingChannel, shard: int) -> Consumer:
-        """Return the pseudo consumer that holds what basic.get took from one shard."""
+    def _getter(self, channel: ConsumingChannel, shard: int) -> Getter:
         getter = channel.getters.get(shard)
         if getter is None:
-            getter = Consumer(channel, self._attaching.next_number(), "")
-            getter.shard = shard
+            getter = Getter(channel, self._attaching.next_number(), shard)
             channel.getters[shard] = self._attaching.consumers[getter.number] = getter
         return getter
 

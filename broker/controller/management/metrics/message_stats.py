@@ -22,6 +22,8 @@ QUEUE_COUNTERS: dict[str, Callable[[QueueStats], int]] = {
     "ack": attrgetter("acked"),
     "duplicates": attrgetter("repeated"),
 }
+# The names in message_stats of each counter of a queue and of its rate, and the counter.
+_QUEUE_FIELDS = [(name, f"{name}_details", count) for name, count in QUEUE_COUNTERS.items()]
 # The counters of front doors that are added up for each name of message_stats.
 DOOR_COUNTERS = {
     "publish": ("received",),
@@ -57,12 +59,15 @@ SHARD_COUNTERS = {"ack": "acked", "redeliver": "redelivered"}
 
 
 def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
+    earlier, seconds = stats.earlier(queue), stats.rate_s
+    if earlier is None or seconds is None:
+        return {name: count(queue) for name, count in QUEUE_COUNTERS.items()}
     shown: dict[str, Any] = {}
-    earlier = stats.earlier(queue)
-    for name, count in QUEUE_COUNTERS.items():
+    for name, rate, count in _QUEUE_FIELDS:
         shown[name] = value = count(queue)
-        if earlier is not None:
-            shown |= details(name, stats.rate(value, count(earlier)))
+        risen = value - count(earlier)
+        if risen >= 0:  # or else the shard was restarted and counts from 0
+            shown[rate] = {"rate": risen / seconds}
     return shown
 
 
@@ -139,7 +144,10 @@ def depth_rates(stats: Stats, queue: QueueStats) -> dict[str, Any]:
 
 def depth_details(ready: int, unacked: int, seconds: float) -> dict[str, Any]:
     """Return the rates of queues that grew by so many messages, or {} after too long a time."""
-    grown = {"": ready + unacked, "_ready": ready, "_unacknowledged": unacked}
     if not 0 < seconds <= RATE_S_MAX:
         return {}
-    return {f"messages{which}_details": {"rate": count / seconds} for which, count in grown.items()}
+    return {
+        "messages_details": {"rate": (ready + unacked) / seconds},
+        "messages_ready_details": {"rate": ready / seconds},
+        "messages_unacknowledged_details": {"rate": unacked / seconds},
+    }

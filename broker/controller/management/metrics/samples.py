@@ -15,7 +15,6 @@ from shardmq.broker.controller.management.metrics.message_stats import (
     QUEUE_COUNTERS,
 )
 from shardmq.broker.controller.management.metrics.past import (
-    CHANNEL,
     CONNECTION,
     EXCHANGE,
     QUEUE,
@@ -51,16 +50,13 @@ def vhost_numbers(stats: Stats, vhost: str, ready: int, unacked: int) -> Numbers
     return (ready + unacked, ready, unacked, *[counts.get(name, 0) for name in names])
 
 
-def exchange_numbers(clients: Clients, key: tuple[str, str]) -> Numbers | None:
-    return clients.exchanges.get(key)
-
-
-def connection_numbers(clients: Clients, owner: str) -> Numbers | None:
-    report = clients.connections.get(owner)
-    return None if report is None else numbers_in(CONNECTION, report)
-
-
-def channel_numbers(clients: Clients, key: tuple[str, int]) -> Numbers | None:
+def client_numbers(clients: Clients, kind: Kind, key: Any) -> Numbers | None:
+    """Return the numbers of an exchange, a connection or a channel (`kind`)."""
+    if kind is EXCHANGE:
+        return clients.exchanges.get(key)
+    if kind is CONNECTION:
+        report = clients.connections.get(key)
+        return None if report is None else numbers_in(CONNECTION, report)
     report = clients.channels.get(key)
     return None if report is None else [report.get(name, 0) for name in CHANNEL_COUNTERS.values()]
 
@@ -71,26 +67,15 @@ def add_queue_samples(row: Row, past: Past, stats: Stats, id: int, asked: Asked)
     _add(row, past, QUEUE, id, earlier, (stats.at, queue_numbers(stats, id)), asked)
 
 
-def add_exchange_samples(
-    row: Row, past: Past, stats: Stats, key: tuple[str, str], asked: Asked
+def add_client_samples(
+    row: Row, past: Past, kind: Kind, stats: Stats, key: Hashable, asked: Asked
 ) -> None:
-    now, before = stats.clients, stats.clients_before
-    earlier = (before.at, exchange_numbers(before, key))
-    _add(row, past, EXCHANGE, key, earlier, (now.at, exchange_numbers(now, key)), asked)
-
-
-def add_connection_samples(row: Row, past: Past, stats: Stats, owner: str, asked: Asked) -> None:
-    now, before = stats.clients, stats.clients_before
-    earlier = (before.at, connection_numbers(before, owner))
-    _add(row, past, CONNECTION, owner, earlier, (now.at, connection_numbers(now, owner)), asked)
-
-
-def add_channel_samples(
-    row: Row, past: Past, stats: Stats, key: tuple[str, int], asked: Asked
-) -> None:
-    now, before = stats.clients, stats.clients_before
-    earlier = (before.at, channel_numbers(before, key))
-    _add(row, past, CHANNEL, key, earlier, (now.at, channel_numbers(now, key)), asked)
+    """Add the samples of an exchange, a connection or a channel (`kind`)."""
+    earlier, now = (
+        (clients.at, client_numbers(clients, kind, key))
+        for clients in (stats.clients_before, stats.clients)
+    )
+    _add(row, past, kind, key, earlier, now, asked)
 
 
 def add_row_samples(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
@@ -30,9 +31,7 @@ from shardmq.broker.controller.management.metrics.past import (
     numbers_in,
 )
 from shardmq.broker.controller.management.metrics.samples import (
-    channel_numbers,
-    connection_numbers,
-    exchange_numbers,
+    client_numbers,
     queue_numbers,
     vhost_numbers,
 )
@@ -71,27 +70,16 @@ class Sampler:
             self._add(SHARD, shard, stats.at, numbers_in(SHARD, shard_load.counts(stats, shard)))
         await self._take_vhosts_and_queues(stats, work)
         before = stats.clients_before
-        await self._take(
-            EXCHANGE,
-            clients.at,
-            await _busiest(EXCHANGE, clients.exchanges, before.exchanges, itemgetter(0), work),
-            lambda key: exchange_numbers(clients, key),
-            work,
+        sampled: tuple[tuple[Kind, Mapping[Any, Any], Mapping[Any, Any], Callable[..., float]], ...]
+        sampled = (
+            (EXCHANGE, clients.exchanges, before.exchanges, itemgetter(0)),
+            (CONNECTION, clients.connections, before.connections, _octets),
+            (CHANNEL, clients.channels, before.channels, _messages),
         )
-        await self._take(
-            CONNECTION,
-            clients.at,
-            await _busiest(CONNECTION, clients.connections, before.connections, _octets, work),
-            lambda owner: connection_numbers(clients, owner),
-            work,
-        )
-        await self._take(
-            CHANNEL,
-            clients.at,
-            await _busiest(CHANNEL, clients.channels, before.channels, _messages, work),
-            lambda key: channel_numbers(clients, key),
-            work,
-        )
+        for kind, now, earlier, count in sampled:
+            busiest = await _busiest(kind, now, earlier, count, work)
+            numbers = partial(client_numbers, clients, kind)
+            await self._take(kind, clients.at, busiest, numbers, work)
 
     async def _take_vhosts_and_queues(self, stats: Stats, work: SlicedWork) -> None:
         vhosts = self._context.catalog.vhosts

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from shardmq.broker.model.changes import QueuePut
@@ -77,6 +78,12 @@ class Stats:
         known = self.queues.get(queue.id)
         return QueueStats(queue.id) if known is None and queue.shard in self.shards else known
 
+    @property
+    def rate_s(self) -> float | None:
+        """The seconds since `self.before`; None if numbers of now and then make no rate."""
+        passed = self.at - self.before.at if self.before is not None else 0.0
+        return passed if 0 < passed <= RATE_S_MAX else None
+
     def rate(self, now: float, before: float) -> float | None:
         """Return how fast a counter rose since `self.before`, None if that is not known.
 
@@ -118,9 +125,12 @@ def seconds(ms: int | None) -> float | None:
 
 def utc_date(ms: int | None) -> str | None:
     """Return a time in ms since the epoch as RabbitMQ writes it, 2026-11-26T13:27:42.678+00:00."""
-    if ms is None:
-        return None
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return None if ms is None else f"{_date(ms // 1000)}.{ms % 1000:03}+00:00"
+
+
+@lru_cache(128)  # many queues were last used in the same second
+def _date(s: int) -> str:
+    return datetime.fromtimestamp(s, UTC).isoformat().removesuffix("+00:00")
 
 
 def reader_key(of: ConsumerStats | ReaderStats) -> ReaderKey:

@@ -12,7 +12,7 @@ from shardmq.broker.controller.management.call import Call, Route, existing, lon
 from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import CHANNEL_COUNTERS
 from shardmq.broker.controller.management.metrics.past import CHANNEL
-from shardmq.broker.controller.management.metrics.samples import add_channel_samples
+from shardmq.broker.controller.management.metrics.samples import add_client_samples
 from shardmq.broker.controller.management.metrics.stats import Stats, details, utc_date
 from shardmq.broker.controller.management.metrics.time_range import Asked
 from shardmq.broker.controller.management.resources import consumers
@@ -77,7 +77,7 @@ def _row(
     }
     if wanted is not None:
         key = (report["owner"], report["number"])
-        add_channel_samples(shown, call.context.past, stats, key, wanted)
+        add_client_samples(shown, call.context.past, CHANNEL, stats, key, wanted)
     return shown
 
 

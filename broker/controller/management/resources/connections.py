@@ -10,7 +10,7 @@ from shardmq.broker.controller.management.call import Call, Route, long_list
 from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import OCTETS
 from shardmq.broker.controller.management.metrics.past import CONNECTION
-from shardmq.broker.controller.management.metrics.samples import add_connection_samples
+from shardmq.broker.controller.management.metrics.samples import add_client_samples
 from shardmq.broker.controller.management.metrics.stats import Stats, details
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.resharding.shard_sets import NODE
@@ -91,7 +91,7 @@ def _rows(call: Call, found: list[ConnectionInfo], stats: Stats) -> Iterator[dic
     def with_samples(info: ConnectionInfo) -> dict[str, Any]:
         shown = row(info, stats)
         if wanted is not None:
-            add_connection_samples(shown, call.context.past, stats, info.owner, wanted)
+            add_client_samples(shown, call.context.past, CONNECTION, stats, info.owner, wanted)
         return shown
 
     return map(with_samples, found)

@@ -20,7 +20,7 @@ from shardmq.broker.controller.management.call import (
 from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import exchange_stats
 from shardmq.broker.controller.management.metrics.past import EXCHANGE
-from shardmq.broker.controller.management.metrics.samples import add_exchange_samples
+from shardmq.broker.controller.management.metrics.samples import add_client_samples
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import ExchangePut
@@ -70,7 +70,7 @@ async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[
             shown["message_stats"] = counted
             if wanted is not None:
                 key = (vhost.name, exchange.name)
-                add_exchange_samples(shown, call.context.past, stats, key, wanted)
+                add_client_samples(shown, call.context.past, EXCHANGE, stats, key, wanted)
         queue = vhost.delay_queue(exchange.name) if vhost.hidden_queues else None
         if queue is not None and queue.id in stats.delayed:
             shown["messages_delayed"] = stats.delayed[queue.id]

@@ -37,7 +37,7 @@ from shardmq.broker.controller.requests import Pause
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.model.checks import is_hidden_queue
-from shardmq.broker.model.policies import NOTHING
+from shardmq.broker.model.policies import NOTHING, queue_arguments
 from shardmq.broker.shared.control import QueueDeclare, QueueRemove
 from shardmq.broker.shared.reading import is_stream
 from shardmq.broker.shared.rights import Configure, Read
@@ -45,10 +45,6 @@ from shardmq.shardd.wire.messages import QueueStats
 
 MIRROR_ACTIONS = frozenset(("sync", "cancel_sync"))
 SINGLE_ACTIVE = "x-single-active-consumer"
-
-
-# All messages lie in files, with a part of them in write buffers too.
-NOT_IN_MEMORY = {"messages_ram": 0, "message_bytes_ram": 0}
 
 
 class QueueBody(msgspec.Struct):
@@ -84,7 +80,7 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
         "policy": applied.policy,
         "operator_policy": applied.operator_policy,
         "effective_policy_definition": applied.definition,
-        "effective_arguments": context.catalog.queue_arguments(queue),
+        "effective_arguments": queue_arguments(queue.arguments, applied.definition),
         "leader": NODE,
         "members": [NODE],
         "online": [NODE],
@@ -114,24 +110,26 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
         # Unknown numbers are left out, not shown as 0.
         shown["state"] = "down"
         return shown
-    shown.update(
-        totals(known, queue.id in stats.streams),
-        consumers=known.consumers,
-        memory=8 * (known.ready + known.unacked),
-        message_bytes=known.ready_bytes + known.unacked_bytes,
-        message_bytes_ready=known.ready_bytes,
-        message_bytes_unacknowledged=known.unacked_bytes,
-        messages_persistent=known.persistent,
-        message_bytes_persistent=known.persistent_bytes,
-        **NOT_IN_MEMORY,
-        head_message_timestamp=known.head_timestamp,
-        oldest_message_age=seconds(known.oldest_ms),
-        idle_since=utc_date(known.used_at),
-        consumer_utilisation=known.utilisation,
-        consumer_capacity=known.utilisation,
-        message_stats=message_stats(stats, known),
-        **depth_rates(stats, known),
-    )
+    shown |= totals(known, queue.id in stats.streams)
+    shown |= {
+        "consumers": known.consumers,
+        "memory": 8 * (known.ready + known.unacked),
+        "message_bytes": known.ready_bytes + known.unacked_bytes,
+        "message_bytes_ready": known.ready_bytes,
+        "message_bytes_unacknowledged": known.unacked_bytes,
+        "messages_persistent": known.persistent,
+        "message_bytes_persistent": known.persistent_bytes,
+        # All messages lie in files, with a part of them in write buffers too.
+        "messages_ram": 0,
+        "message_bytes_ram": 0,
+        "head_message_timestamp": known.head_timestamp,
+        "oldest_message_age": seconds(known.oldest_ms),
+        "idle_since": utc_date(known.used_at),
+        "consumer_utilisation": known.utilisation,
+        "consumer_capacity": known.utilisation,
+        "message_stats": message_stats(stats, known),
+    }
+    shown |= depth_rates(stats, known)
     stream = stats.streams.get(queue.id)
     if stream is not None:
         shown.update(

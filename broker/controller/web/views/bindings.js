@@ -3,7 +3,7 @@
 import { exchangePart, path, post, remove } from "../api.js";
 import { h, update } from "../dom.js";
 import { plainTable } from "../table.js";
-import { attempt, button, empty, entries, exchangeLink, form, inner, queueLink } from "../widgets.js";
+import { attempt, dangerous, empty, entries, exchangeLink, form, inner, queueLink } from "../widgets.js";
 
 const KINDS = { queue: "q", exchange: "e" };
 const ROWS_MAX = 500; // shown at once
@@ -30,13 +30,16 @@ function table(rows, from, again) {
     other,
     { label: "Routing key", cell: (row) => h("code", null, row.routing_key) },
     { label: "Arguments", cell: (row) => entries(row.arguments) },
-    { label: "", cell: (row) => (row.source === "" ? null : button("Unbind", () => unbind(row, again), "danger")) },
+    { label: "", cell: (row) => (row.source === "" ? null : unbindButton(row, again)) },
   ], rows, (row) => [row.source, row.destination_type, row.destination, row.properties_key].join("\n"), "No bindings.");
 }
 
-async function unbind(row, again) {
+function unbindButton(row, again) {
   const where = path("bindings", row.vhost, "e", exchangePart(row.source), KINDS[row.destination_type], exchangePart(row.destination), row.properties_key);
-  if (await attempt(() => remove(where), "Unbound.")) again();
+  const question = `Unbind ${row.destination} from ${row.source}? Messages that go by the routing key "${row.routing_key}" no longer arrive there.`;
+  return dangerous("Unbind", question, async () => {
+    if (await attempt(() => remove(where), "Unbound.")) again();
+  });
 }
 
 function addForm(what, from, again) {

@@ -9,7 +9,7 @@ import { empty, link } from "../widgets.js";
 const HOLDERS_MAX = 100; // shown at once
 
 const COLUMNS = [
-  { label: "Consumer tag", cell: (row) => row.consumer_tag },
+  { label: "Consumer tag", cell: (row) => row.consumer_tag || h("em", null, "basic.get") },
   { label: "Channel", name: true, cell: (row) => (row.channel_name ? link(row.channel_name, "channels", row.channel_name) : `number ${row.channel}`) },
 ];
 
@@ -24,14 +24,14 @@ export function unackedOf(page, vhost, name) {
     update(holders, holderTable(found.items), left > 0 ? empty(`${format.count(left)} more consumers are not shown.`) : null);
   });
   return [
-    empty("Consumers that were cancelled are listed as long as they hold messages. Messages that basic.get fetched are not listed."),
+    empty("Consumers that were cancelled are listed as long as they hold messages, and channels that fetched messages by basic.get."),
     h("h3", null, "Who holds them"), holders,
     h("h3", null, "The messages, the oldest first"), empty("At most 1,000 of each front door are listed."),
     listTable(page, {
       caption: "Unacknowledged messages",
       where: () => where,
       search: null,
-      nothing: "No consumer holds any.",
+      nothing: "Nobody holds any.",
       key: (row) => `${row.channel_name}\n${row.channel}\n${row.delivery_tag}`,
       columns: [
         ...COLUMNS,
@@ -47,5 +47,5 @@ function holderTable(rows) {
     ...COLUMNS,
     { label: "Messages", number: true, cell: (row) => format.count(row.messages_unacknowledged) },
     { label: "The oldest for", number: true, cell: seconds },
-  ], rows, (row) => `${row.channel_name}\n${row.channel}\n${row.consumer_tag}`, "No consumer holds any.");
+  ], rows, (row) => `${row.channel_name}\n${row.channel}\n${row.consumer_tag}`, "Nobody holds any.");
 }

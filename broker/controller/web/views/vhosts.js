@@ -5,7 +5,7 @@ import { h, update } from "../dom.js";
 import * as format from "../format.js";
 import { to } from "../router.js";
 import { chosenVhost, listTable, plainTable } from "../table.js";
-import { adder, attempt, button, dangerous, empty, facts, form, inner, link, notice, section } from "../widgets.js";
+import { adder, attempt, dangerous, empty, facts, form, inner, link, notice, section } from "../widgets.js";
 import { permissionsOf } from "./permissions.js";
 
 /** A field of a form to choose a vhost. */
@@ -73,13 +73,13 @@ export function vhost(page, name) {
 }
 
 export function limitTable(limits, where, again) {
-  const clear = (name) => async () => {
+  const clearButton = (name) => dangerous("Clear", `Clear ${name}? Then there is no such limit.`, async () => {
     if (await attempt(() => remove(where(name)), "The limit is cleared.")) again();
-  };
+  });
   return plainTable("Limits", [
     { label: "Limit", cell: ([name]) => name },
     { label: "At most", number: true, cell: ([, value]) => format.count(value) },
-    { label: "", cell: ([name]) => button("Clear", clear(name), "danger") },
+    { label: "", cell: ([name]) => clearButton(name) },
   ], Object.entries(limits), ([name]) => name, "No limits.");
 }
 
