@@ -56,9 +56,9 @@ class Place(Struct, frozen=True):
     shards: list[int] = []
 
 
-def members_key(cluster: str) -> str:
+def members_key(keys: KeyNames) -> str:
     """Return how the keys of all members begin."""
-    return f"{KeyNames(cluster).all}members/"
+    return f"{keys.all}members/"
 
 
 def read_place(data_dir: Path, cluster: str, node: str) -> Place:
@@ -120,7 +120,7 @@ class Claims:
     def __init__(self, etcd: Store, cluster: str) -> None:
         self._etcd = etcd
         self._keys = KeyNames(cluster)
-        self._members = members_key(cluster)
+        self._members = members_key(self._keys)
 
     async def secret(self, fingerprint: bytes) -> None:
         """Check that the cluster has the secret with this fingerprint. The first node sets it."""
@@ -138,7 +138,7 @@ class Claims:
         for pair in listing.pairs:
             number = number_in(pair.key)
             taken.add(number)
-            member = _member(pair.key, pair.value)
+            member = member_of(pair.key, pair.value)
             if member.identity == place.identity:
                 return msgspec.structs.replace(place, number=number)
             if member.name == place.node:
@@ -203,7 +203,8 @@ class Claims:
         return outcome.succeeded
 
 
-def _member(key: str, value: bytes) -> Member:
+def member_of(key: str, value: bytes) -> Member:
+    """Return the record of a member. Raises BadRecord."""
     try:
         return msgspec.json.decode(value, type=Member)
     except msgspec.MsgspecError as error:

@@ -45,14 +45,12 @@ class ClusterView:
         self._told: dict[str, tuple[float, NodeFacts]] = {}
 
     def know(self, nodes: Collection[KnownNode]) -> None:
-        """Take the nodes of the cluster. A node that is not among them any more is not alive."""
-        self._nodes = {
-            number: node._replace(is_alive=number == self._own_number)
-            for number, node in self._nodes.items()
-        }
-        for node in nodes:
-            self._nodes[node.number] = node
-            self._shards |= dict.fromkeys(node.shards, node.name)
+        """Take all nodes of the cluster. That of this controller is there, and alive."""
+        known = {self._own_number: self._nodes[self._own_number]}
+        known |= {node.number: node for node in nodes}
+        own = known[self._own_number]._replace(is_alive=True)
+        self._nodes = known | {self._own_number: own}
+        self._shards = {shard: node.name for node in self._nodes.values() for shard in node.shards}
 
     def tell(self, node: str, facts: NodeFacts) -> None:
         """Take the present facts of another node."""

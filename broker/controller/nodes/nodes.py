@@ -6,14 +6,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
+from shardmq.broker.controller.cluster_view import KnownNode
 from shardmq.broker.controller.nodes.catalog_copies import record_in
 from shardmq.broker.controller.nodes.streams import Address
 from shardmq.cluster.etcd import Etcd
+from shardmq.cluster.membership import member_of, members_key
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
-from shardmq.cluster.records import BadRecord, KeyNames, Node, decoded, number_in
+from shardmq.cluster.records import BadRecord, Copies, KeyNames, Node, decoded, number_in
 from shardmq.cluster.rules import Record
 
 log = logging.getLogger(__name__)
@@ -23,6 +26,8 @@ class Nodes:
     """A copy of what etcd has of the nodes; `run` keeps it in step.
 
     nodes: the nodes that are alive, by number.
+    members: the names of all nodes, by number.
+    owners: the numbers of the nodes that have the shards, by shard.
     record: the record of the leader, and `revision` that of its last change; without a record, of
         the whole store.
     changed: called after each change.
@@ -30,10 +35,13 @@ class Nodes:
 
     def __init__(self, etcd: Etcd, keys: KeyNames, changed: Callable[[], None]) -> None:
         self.nodes: dict[int, Node] = {}
+        self.members: dict[int, str] = {}
+        self.owners: dict[int, int] = {}
         self.record: Record | None = None
         self.revision = 0
         self._etcd = etcd
         self._keys = keys
+        self._members = members_key(keys)
         self._changed = changed
         self._news = asyncio.Event()
 
@@ -45,7 +53,8 @@ class Nodes:
     def _take_all(self, news: Listing | Changes) -> None:
         try:
             if isinstance(news, Listing):
-                self.nodes.clear()
+                for known in (self.nodes, self.members, self.owners):
+                    known.clear()
                 self.record, self.revision = record_in(news, self._keys.controller)
                 found: tuple[Pair | Deleted, ...] = news.pairs
             else:
@@ -65,10 +74,21 @@ class Nodes:
             if value is not None:
                 self.record = msgspec.json.decode(value, type=Record)
         elif news.key.startswith(self._keys.nodes):
-            number = number_in(news.key)
-            self.nodes.pop(number, None)
-            if value is not None:
-                self.nodes[number] = decoded(news.key, value, Node)
+            _set(self.nodes, news.key, value and decoded(news.key, value, Node))
+        elif news.key.startswith(self._members):
+            _set(self.members, news.key, value and member_of(news.key, value).name)
+        elif news.key.startswith(self._keys.shards):
+            _set(self.owners, news.key, value and decoded(news.key, value, Copies).leader)
+
+    def known(self) -> list[KnownNode]:
+        """Return all nodes, those that are not alive too."""
+        return [
+            KnownNode(number, name, self._shards_of(number), number in self.nodes)
+            for number, name in sorted(self.members.items())
+        ]
+
+    def _shards_of(self, node: int) -> list[int]:
+        return sorted(shard for shard, owner in self.owners.items() if owner == node)
 
     def address(self, name: str) -> Address | None:
         """Return where the controller of a node is reached; None if the node is not alive."""
@@ -90,3 +110,12 @@ class Nodes:
                     await self._news.wait()
             except TimeoutError:
                 return None
+
+
+def _set(table: dict[int, Any], key: str, value: Any) -> None:
+    """Set the entry of the number at the end of a key, or remove it if there is no value."""
+    number = number_in(key)
+    if value is None:
+        table.pop(number, None)
+    else:
+        table[number] = value

@@ -1,0 +1,125 @@
+"""What a node claims in etcd: no number or shard is that of two nodes, and none loses its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shardmq.cluster.etcd import Etcd
+from shardmq.cluster.membership import (
+    SHARDS_MAX,
+    UNCLAIMED,
+    Claims,
+    NoPlace,
+    Place,
+    read_place,
+    write_place,
+)
+from shardmq.cluster.pairs import Put
+from shardmq.cluster.records import BadRecord, KeyNames
+
+_clusters = itertools.count(1)
+
+
+@pytest.fixture
+def cluster() -> str:
+    """Return a name that no other test uses."""
+    return f"claims-{next(_clusters)}"
+
+
+def new_place(cluster: str, node: str) -> Place:
+    return Place(cluster, node, identity=f"identity of {node}")
+
+
+async def claim(etcd: Etcd, place: Place, shards: int = 2, held: tuple[int, ...] = ()) -> Place:
+    claims = Claims(etcd, place.cluster)
+    return await claims.shards(await claims.number(place), shards, held)
+
+
+async def test_nodes_that_claim_at_once_have_nothing_in_common(etcd: Etcd, cluster: str) -> None:
+    places = await asyncio.gather(
+        *(claim(etcd, new_place(cluster, f"n{index}"), 3) for index in range(6))
+    )
+    assert sorted(place.number for place in places) == list(range(6))
+    assert sorted(shard for place in places for shard in place.shards) == list(range(18))
+
+
+async def test_a_node_that_comes_back_has_what_it_had(etcd: Etcd, cluster: str) -> None:
+    first = await claim(etcd, new_place(cluster, "a"))
+    other = await claim(etcd, new_place(cluster, "b"))
+    assert await claim(etcd, first) == first
+    # Its file was not written before it ended.
+    assert await claim(etcd, new_place(cluster, "a")) == first
+    more = await claim(etcd, other, 4)
+    assert (more.number, more.shards) == (other.number, [2, 3, 4, 5])
+    fewer = await claim(etcd, more, 1)
+    assert fewer.shards == more.shards
+
+
+async def test_what_etcd_has_lost_is_claimed_again(etcd: Etcd, cluster: str) -> None:
+    await claim(etcd, new_place(cluster, "a"))
+    second = await claim(etcd, new_place(cluster, "b"))
+    lost = f"{cluster}-lost"
+    again = msgspec.structs.replace(second, cluster=lost)
+    assert await claim(etcd, again) == again  # in a cluster that has forgotten all
+    thief = await claim(etcd, new_place(lost, "c"), 2)
+    assert (thief.number, thief.shards) == (0, [0, 1])
+    first = Place(lost, "a", "identity of a", number=0, shards=[0, 1])
+    with pytest.raises(NoPlace, match="another node of the cluster has the number 0"):
+        await claim(etcd, first)
+
+
+async def test_a_name_is_that_of_one_data_directory(etcd: Etcd, cluster: str) -> None:
+    await claim(etcd, new_place(cluster, "a"))
+    with pytest.raises(NoPlace, match="has a node 'a' with another data directory"):
+        await claim(etcd, Place(cluster, "a", identity="another one"))
+
+
+async def test_only_the_first_node_brings_shards(etcd: Etcd, cluster: str) -> None:
+    first = await claim(etcd, new_place(cluster, "a"), 3, held=(0, 1, 2))
+    assert first.shards == [0, 1, 2]
+    with pytest.raises(NoPlace, match="only the first node of a cluster may bring data"):
+        await claim(etcd, new_place(cluster, "b"), 2, held=(0, 1))
+    # A start that made the directories of its shards, and comes again, brings none.
+    second = await claim(etcd, new_place(cluster, "c"), 2)
+    assert await claim(etcd, second, 2, held=tuple(second.shards)) == second
+
+
+async def test_a_cluster_has_a_bound(etcd: Etcd, cluster: str) -> None:
+    await claim(etcd, new_place(cluster, "a"), SHARDS_MAX - 1)
+    with pytest.raises(NoPlace, match=f"the cluster has {SHARDS_MAX} shards"):
+        await claim(etcd, new_place(cluster, "b"), 2)
+
+
+async def test_the_first_secret_is_that_of_the_cluster(etcd: Etcd, cluster: str) -> None:
+    claims = Claims(etcd, cluster)
+    await claims.secret(b"one")
+    await claims.secret(b"one")
+    with pytest.raises(NoPlace, match="the cluster has another secret"):
+        await claims.secret(b"two")
+
+
+async def test_garbage_in_etcd_is_named(etcd: Etcd, cluster: str) -> None:
+
+    await etcd.transact([], [Put(f"{KeyNames(cluster).shards}0", b"no record")])
+    with pytest.raises(BadRecord, match="shards/0"):
+        await claim(etcd, new_place(cluster, "a"))
+
+
+def test_the_file_keeps_the_place(tmp_path: Path) -> None:
+    new = read_place(tmp_path, "tea", "a")
+    assert (new.number, new.shards) == (UNCLAIMED, [])
+    assert read_place(tmp_path, "tea", "a").identity != new.identity
+    place = msgspec.structs.replace(new, number=3, shards=[4, 5])
+    write_place(tmp_path, place)
+    assert read_place(tmp_path, "tea", "a") == place
+    for cluster, node in (("tea", "b"), ("coffee", "a")):
+        with pytest.raises(NoPlace, match="belongs to the node 'a' of the cluster 'tea'"):
+            read_place(tmp_path, cluster, node)
+    (tmp_path / "cluster.json").write_text("[]")
+    with pytest.raises(NoPlace, match="cluster.json"):
+        read_place(tmp_path, "tea", "a")
