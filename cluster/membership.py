@@ -144,8 +144,7 @@ class Claims:
             if member.name == place.node:
                 raise NoPlace(
                     f"the cluster has a node '{place.node}' with another data directory: start "
-                    "it there, take another name, or let the cluster forget it "
-                    f"(shardctl cluster forget {place.node})"
+                    "it there, or take another name (cluster.node)"
                 )
         known = place.number != UNCLAIMED  # etcd has lost it
         free = [place.number] if known else [n for n in range(NODES_MAX) if n not in taken]

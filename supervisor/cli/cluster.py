@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import typer
 
+from shardmq.supervisor.cli.api import Api, Rows
+from shardmq.supervisor.cli.command import bound
 from shardmq.supervisor.cli.demo import demo
 
+COLUMNS = [
+    "name", "running", "is_leader", "shards", "processors", "mem_used", "disk_free", "sockets_used",
+    "alarms", "uptime",
+]  # fmt: skip
+
 app = typer.Typer(no_args_is_help=True, help="The nodes of a cluster.")
-app.command()(demo)
 
 
-@app.callback()
-def _group() -> None:
-    """Keep the commands below `cluster`, even if there is only one."""
+def status(api: Api) -> Rows:
+    """List the nodes: which run, which one leads, and what each of them has."""
+    return Rows(api.get("nodes"), COLUMNS)
+
+
+app.command("status")(bound(status))
+app.command("demo")(demo)

@@ -97,14 +97,19 @@ def environment(api: Api) -> Rows:
 
 
 def cluster_status(api: Api) -> Rows:
-    """List the one node, its alarms and its listeners."""
+    """List the nodes, their alarms and their listeners."""
     overview, nodes = api.get("overview"), api.get("nodes")
-    listeners = [
-        f"{one['protocol']} {one['ip_address']}:{one['port']}" for one in overview["listeners"]
-    ]
+
+    def listeners_of(node: str) -> list[str]:
+        return [
+            f"{one['protocol']} {one['ip_address']}:{one['port']}"
+            for one in overview["listeners"]
+            if one.get("node", node) == node
+        ]
+
     rows = [
         {"cluster": overview["cluster_name"], "node": node["name"], "running": node["running"],
-         "alarms": node["alarms"], "listeners": listeners}
+         "alarms": node.get("alarms", []), "listeners": listeners_of(node["name"])}
         for node in nodes
     ]  # fmt: skip
     columns = ["cluster", "node", "running", "alarms", "listeners"]

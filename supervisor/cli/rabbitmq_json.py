@@ -24,14 +24,16 @@ IN_SERVICE = "not under maintenance"
 def status_document(
     api: Api, processes: list[dict[str, Any]], shards: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the JSON of `status`.
+    """Return the JSON of `status`, with the figures of the node that was asked.
 
     Args:
         api: The broker.
         processes: The rows of /api/processes, which become `broker_processes`.
         shards: The rows of /api/shards.
     """
-    overview, node = api.get("overview"), api.get("nodes")[0]
+    overview, nodes = api.get("overview"), api.get("nodes")
+    named = (row for row in nodes if row["name"] == overview.get("node"))
+    node = next(named, nodes[0])
     totals = overview["object_totals"]
     resident = sum(row.get("rss_bytes") or 0 for row in processes)
     supervisor = next((row for row in processes if row.get("kind") == "supervisor"), {})
@@ -129,6 +131,7 @@ def _listeners(overview: dict[str, Any], name: str | None = None) -> list[dict[s
             "purpose": PURPOSES.get(row["protocol"], ""),
         }
         for row in overview["listeners"]
+        if name is None or row.get("node", name) == name
     ]
 
 
