@@ -43,8 +43,7 @@ def load(definitions: Definitions, config: ControllerConfig) -> Loaded:
 
     In a cluster a thread must call this, because a sync waits for other nodes.
     """
-    shards = range(config.shards) if config.own_shards is None else config.own_shards
-    placement = Placement(shards)
+    placement = Placement(config.own_shards or range(config.shards))
     return Loaded(definitions, load_or_begin(definitions, config, placement=placement), placement)
 
 

@@ -129,7 +129,7 @@ class Controller:
         self.shards = ShardLinks(
             max(self._own_shards) + 1,
             wire.incarnation_at(time.monotonic_ns()),
-            self._own_shards,
+            config.own_shards,
             config.session_keys,
             config.term,
         )
