@@ -217,6 +217,7 @@ class Unreadable(OsFiles):
     """Whatever compiled code reads by itself fails."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.end, other = os.pipe()  # which has no positions
         os.close(other)
 

@@ -75,7 +75,7 @@ def test_a_full_disk_keeps_a_shard_and_breaks_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", full)
+        patched.setattr("os.fdatasync", full)
         assert not world.ended.note(shard(1))
     assert [each["shard"] for each in world.restarted().of("/", "orders")] == [0]
     assert world.ended.note(shard(1))
