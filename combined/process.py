@@ -44,7 +44,7 @@ class Combined:
         self._recovered = asyncio.Event()
         self._server = Server(config.shard, self._recovered.set, alone=False)
         door_end, shard_end = LocalLane.pair()
-        self._door = FrontDoor(config.front_door, door_end)
+        self._door = FrontDoor(config.front_door, door_end, config.shard.shard)
         self._passes = Passes(aio, self._server, self._door.hear_local, self._fail)
         self._server.links.add_local(self._door.endpoint, shard_end)
         if (memory := self._door.lent_memory) is not None:

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shardmq.shardd.wire.session import SessionKeys
+
 
 class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: str
@@ -27,6 +29,9 @@ class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     producer_idle_s: Annotated[float, Meta(gt=0)] = 604800.0
     log_level: str = "info"
     log_format: str = "auto"
+    # In a cluster: the TCP socket at which peers on other nodes are let in, and the keys they have.
+    session_fd: int = -1
+    session_keys: SessionKeys | None = None
 
 
 def read(text: str) -> ShardConfig:

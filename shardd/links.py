@@ -2,8 +2,9 @@
 
 A lane (wire/lane.py) connects the shard with one front door, a local lane (wire/local_lane.py) with
 the front door of the same process. ZeroMQ connects it with the controller and with front doors that
-have no lane yet, and carries what a lane has no room for. The loop of the shard waits here, for
-messages and for the other descriptors that it registers in `poll`.
+have no lane yet, and carries what a lane has no room for. Peers on other nodes come by sessions
+(sessions.py). The loop of the shard waits here, for messages and for the other descriptors that it
+registers in `poll`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import select
 import socket
 import time
 
+import msgspec
 import zmq
 
-from shardmq.shardd.peers import Outgoing
+from shardmq.shardd.peers import SESSION, Outgoing
 from shardmq.shardd.plain_passes import RING, UNPOLLED_MAX, PlainPasses
+from shardmq.shardd.sessions import Outbox, Sessions
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
@@ -25,6 +28,7 @@ from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
 from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
 from shardmq.shardd.wire.ring import Reader, look_again
+from shardmq.shardd.wire.session import SessionKeys
 from shardmq.shardd.wire.spin import Spin
 
 log = logging.getLogger(__name__)
@@ -39,8 +43,18 @@ READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 
 class Links:
-    def __init__(self, runtime_dir: str, shard: Shard, spin: Spin) -> None:
-        """Accept messages and lanes from now on. `spin` says how long `wait` looks again."""
+    def __init__(
+        self,
+        runtime_dir: str,
+        shard: Shard,
+        spin: Spin,
+        session_fd: int = -1,
+        keys: SessionKeys | None = None,
+    ) -> None:
+        """Accept messages and lanes from now on. `spin` says how long `wait` looks again.
+
+        With `keys`, peers on other nodes are let in at the TCP socket `session_fd`.
+        """
         self._shard = shard
         self.controller = f"ipc://{runtime_dir}/controller.sock"
         self.poll = select.epoll()
@@ -49,7 +63,7 @@ class Links:
         self._inbox.bind(f"ipc://{runtime_dir}/shard-{shard.number}.sock")
         self._inbox_fd = self._inbox.fileno()
         self._inbox_told = True  # the inbox may have messages
-        self._outboxes: dict[str, zmq.Socket[bytes]] = {}
+        self._outboxes: dict[str, zmq.Socket[bytes] | Outbox] = {}
         self._lanes: dict[str, AnyLane] = {}  # by the endpoint of the front door
         # By the number and incarnation of the front door; also lanes that have ended.
         self._lanes_of: dict[tuple[int, int], Lane] = {}
@@ -70,6 +84,9 @@ class Links:
         self._listens = False
         self.poll.register(self._inbox_fd, select.EPOLLIN)
         self.listen()
+        self._sessions: Sessions | None = None
+        if keys is not None:
+            self._sessions = Sessions(self._context, session_fd, keys, self.poll)
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         made: zmq.Socket[bytes] = self._context.socket(kind)
@@ -84,6 +101,8 @@ class Links:
         for outbox in self._outboxes.values():
             outbox.close(LINGER_MS)
         self._inbox.close(0)
+        if self._sessions is not None:
+            self._sessions.close(LINGER_MS)
         self._context.term()
         self.poll.close()
 
@@ -96,6 +115,8 @@ class Links:
         it has taken in its messages (`plain.taken` of them).
         """
         if wait_ms and self._inbox_told and self._inbox_speaks():
+            wait_ms = 0
+        if wait_ms and self._sessions is not None and self._sessions.speaks():
             wait_ms = 0
         if wait_ms and self._shard.short_way.is_on and self._shard.ready:
             look = self._look_again if self._spin.is_on and self._readers else None
@@ -119,6 +140,8 @@ class Links:
         change. A local lane does not wake the poll, but calls its owner.
         """
         if self._inbox_told and self._inbox_speaks():
+            return False
+        if self._sessions is not None and self._sessions.speaks():
             return False
         for lane in self._heard.values():
             if not lane.sleep():
@@ -149,6 +172,8 @@ class Links:
             self._inbox_told = True
         elif self._listener is not None and fd == self._listener.fileno():
             self._accept_lanes(self._listener)
+        elif self._sessions is not None and fd in self._sessions.fds:
+            self._sessions.hear(fd)
         else:
             return False
         return True
@@ -171,6 +196,10 @@ class Links:
             self._receive_by_zmq(self._inbox.recv(AT_ONCE), now)
             by_zmq += 1
         taken += by_zmq
+        if self._sessions is not None:
+            taken += self._receive_by_sessions(self._sessions, now, most)
+            if self._sessions.has_ended:
+                self._end_sessions(self._sessions, now)
         self._came = taken > 0
         return taken
 
@@ -198,10 +227,10 @@ class Links:
         except envelope.WireError as error:
             log.error("a message was dropped: %s", error)
 
-    def _refuse(self, message: bytes, error: envelope.OtherVersion) -> None:
+    def _refuse(self, message: bytes, error: envelope.OtherVersion, session: str = "") -> None:
         """Log the first message of a process of another wire version, and answer its first Join.
 
-        The process refuses the answer in turn, and logs it.
+        The process refuses the answer in turn, and logs it. `session` names where it came from.
         """
         peer, incarnation = error.head.peer, error.head.incarnation
         if self._refused.add((peer, incarnation)):
@@ -214,7 +243,7 @@ class Links:
             return
         if isinstance(join, wire.Join) and self._refused_joins.add((peer, incarnation)):
             who = (peer, incarnation, self._shard.epoch, self._shard.number)
-            self._send_apart(join.endpoint, who, wire.Hello(os.getpid(), ready=False))
+            self._send_apart(session or join.endpoint, who, wire.Hello(os.getpid(), ready=False))
 
     def _receive_by_ring(self, lane: AnyLane, now: int, most: int) -> int:
         taker = self._shard.short_way
@@ -228,6 +257,47 @@ class Links:
                 log.error("a message was dropped: %s", error)
         lane.let_go()
         return len(messages) + taker.taken - taken_before
+
+    # -- sessions ----------------------------------------------------------------------------------
+
+    def _receive_by_sessions(self, sessions: Sessions, now: int, most: int) -> int:
+        taken = 0
+        while taken < most and (came := sessions.take()) is not None:
+            taken += 1
+            name, message = came
+            try:
+                head = envelope.read(message)
+                peer = self._shard.peers.get(head.peer)
+                if peer is not None and peer.endpoint == name:
+                    self._shard.receive(message, now)
+                else:
+                    self._let_join(name, head, message, now)
+            except envelope.OtherVersion as error:
+                self._refuse(message, error, name)
+            except envelope.WireError as error:
+                log.error("a message was dropped: %s", error)
+        return taken
+
+    def _let_join(
+        self, name: str, head: envelope.Header, message: envelope.Message, now: int
+    ) -> None:
+        """Take in the Join of a session. All else is of a session that a newer one has followed."""
+        join = envelope.read_control(message) if head.kind == wire.CONTROL else None
+        if not isinstance(join, wire.Join):
+            return
+        membership = self._shard.membership
+        if not membership.join(head, msgspec.structs.replace(join, endpoint=name), now):
+            who = (head.peer, head.incarnation, self._shard.epoch, self._shard.number)
+            lowest = membership.lowest_incarnation(head.peer)
+            if head.incarnation < lowest:
+                self._outbox(name).send(envelope.control(*who, wire.Outdated(lowest)), AT_ONCE)
+
+    def _end_sessions(self, sessions: Sessions, now: int) -> None:
+        """Forget the peers whose sessions have ended, behind their last messages."""
+        self._receive_by_sessions(sessions, now, ALL)
+        for name in sessions.ended():
+            self._outboxes.pop(name, None)
+            self._shard.membership.session_ended(name, now)
 
     # -- lanes -------------------------------------------------------------------------------------
 
@@ -314,8 +384,10 @@ class Links:
         if to_ring is not None:
             to_ring.ring()
 
-    def _outbox(self, endpoint: str) -> zmq.Socket[bytes]:
+    def _outbox(self, endpoint: str) -> zmq.Socket[bytes] | Outbox:
         found = self._outboxes.get(endpoint)
+        if found is None and self._sessions is not None and endpoint.startswith(SESSION):
+            return self._outboxes.setdefault(endpoint, Outbox(self._sessions, endpoint))
         if found is None:
             found = self._outboxes[endpoint] = self._socket(zmq.PUSH)
             found.connect(endpoint)
@@ -326,11 +398,9 @@ class Links:
         here = {(peer.number, peer.incarnation) for peer in self._shard.peers.values()}
         for who in self._lanes_of.keys() - here:
             del self._lanes_of[who]
-        in_use = (
-            {peer.endpoint for peer in self._shard.peers.values()}
-            | {self.controller}
-            | self._lanes.keys()
-        )
+        in_use = {peer.endpoint for peer in self._shard.peers.values()} | self._lanes.keys()
+        if wire.CONTROLLER not in self._shard.peers:
+            in_use.add(self.controller)
         for endpoint in self._outboxes.keys() - in_use:
             self._outboxes.pop(endpoint).close()
 
@@ -340,13 +410,15 @@ class Links:
         So this uses sockets of its own, and only the parts of a peer that never change.
         """
         for peer in list(self._shard.peers.values()):
-            who = (peer.number, peer.incarnation, self._shard.epoch, self._shard.number)
-            self._send_apart(peer.endpoint, who, wire.Alarm(reason))
+            self._send_apart(peer.endpoint, peer.who, wire.Alarm(reason))
 
     def _send_apart(
         self, endpoint: str, who: tuple[int, int, int, int], what: wire.Control
     ) -> None:
-        """Send a message on a socket of its own."""
+        """Send a message on a socket of its own, or by the session of that name."""
+        if self._sessions is not None and endpoint.startswith(SESSION):
+            self._sessions.send(endpoint, envelope.control(*who, what))
+            return
         outbox = self._socket(zmq.PUSH)
         outbox.connect(endpoint)
         outbox.send(envelope.control(*who, what), AT_ONCE)
@@ -356,10 +428,17 @@ class Links:
 
     def stats(self) -> dict[str, float]:
         lanes = self._heard.values()
-        return {
+        numbers: dict[str, float] = {
             "ring_bytes": sum(lane.waiting_bytes() for lane in self._lanes.values()),
             "ring_full": self._rings_full + sum(lane.times_full for lane in lanes),
         }
+        if self._sessions is not None:
+            numbers |= {
+                "sessions": self._sessions.count,
+                "session_messages_dropped": self._sessions.dropped,
+                "session_handshakes_failed": self._sessions.refused,
+            }
+        return numbers
 
 
 def _listener(runtime_dir: str, shard: int) -> socket.socket | None:

@@ -6,10 +6,12 @@ This file knows no socket and no clock.
 from __future__ import annotations
 
 from shardmq.shardd.consumer_requests import ConsumerRequests
-from shardmq.shardd.peers import Outgoing, Peer
+from shardmq.shardd.peers import SESSION, Outgoing, Peer
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m
+
+EPOCH_MAX = (1 << 31) - 1
 
 
 class Membership:
@@ -22,8 +24,11 @@ class Membership:
         self._registry = registry
         self._consumers = consumers
         self._pid = pid
-        # By peer; processes with lower incarnations are gone.
+        # By peer; processes and sessions with lower incarnations are gone.
         self._incarnations: dict[int, int] = {}
+        self._gone: dict[int, int] = {}  # by front door, the last process that is gone
+        self._term = 0  # of the controller that leads
+        self._last_epoch = registry.epoch
         # By front door of this process, the memory from which it lends bodies.
         self._lent_here: dict[int, memoryview] = {}
 
@@ -40,32 +45,62 @@ class Membership:
         epoch, number = self._registry.epoch, self._registry.number
         return Outgoing(endpoint, envelope.control(m.CONTROLLER, 0, epoch, number, hello))
 
-    def join(self, head: envelope.Header, endpoint: str, now: int) -> None:
+    def join(self, head: envelope.Header, join: m.Join, now: int) -> bool:
         """Take in a Join of a process that is new, or that does not know this epoch of the shard.
 
-        A process that knows the epoch repeats its Join, and needs no answer: see `on_join`.
+        A process that knows the epoch repeats its Join, and needs no answer: see `on_join`. Returns
+        whether the peer is there now, with this incarnation.
         """
-        registry = self._registry
-        if head.incarnation < self._incarnations.get(head.peer, 0):
-            return  # a late message of a process that is gone
-        self._incarnations[head.peer] = head.incarnation
-        peer = registry.peers.get(head.peer)
-        if peer is None or peer.incarnation != head.incarnation:
-            self._remove(head.peer, now)
-            peer = registry.peers[head.peer] = Peer(
-                head.peer, head.incarnation, endpoint, registry.epoch, registry.number
+        registry, number, incarnation = self._registry, head.peer, head.incarnation
+        process = join.process or incarnation
+        is_newer_term = number == m.CONTROLLER and join.term > self._term
+        if number == m.CONTROLLER and join.term < self._term:
+            return False  # another controller leads since then
+        if incarnation < self._incarnations.get(number, 0) and not is_newer_term:
+            return False  # a late message of a process or session that is gone
+        if self._gone.get(number) == process:
+            return False
+        if number == m.CONTROLLER:
+            self._term = join.term
+        self._incarnations[number] = incarnation
+        peer = registry.peers.get(number)
+        if peer is None or peer.incarnation != incarnation or is_newer_term:
+            self._remove(number, now)
+            epoch = registry.epoch
+            if join.endpoint.startswith(SESSION):
+                epoch = self._next_epoch()
+                self._incarnations[number] += 1  # each session joins once
+            peer = registry.peers[number] = Peer(
+                number, incarnation, join.endpoint, epoch, registry.number, process
             )
             registry.senders[peer.sender] = peer
-            if head.peer in self._lent_here:
-                peer.sees(self._lent_here[head.peer])
-            if head.peer == m.CONTROLLER:
+            if number in self._lent_here:
+                peer.sees(self._lent_here[number])
+            if number == m.CONTROLLER:
                 if not registry.ready:  # the new controller names all queues again
                     registry.forget_queues()
                 self._greet(peer)
                 self._tell_closed()
-                return
-        if registry.ready or head.peer == m.CONTROLLER:
+                return True
+        if registry.ready or number == m.CONTROLLER:
             self._greet(peer)
+        return True
+
+    def _next_epoch(self) -> int:
+        """Return an epoch that no peer of this process has had. Others begin at a random one."""
+        self._last_epoch = self._last_epoch % EPOCH_MAX + 1
+        return self._last_epoch
+
+    def lowest_incarnation(self, number: int) -> int:
+        """Return the lowest incarnation of a peer that the shard takes."""
+        return self._incarnations.get(number, 0)
+
+    def session_ended(self, endpoint: str, now: int) -> None:
+        """Forget the peer that had this session, if it has no newer one."""
+        for peer in self._registry.peers.values():
+            if peer.endpoint == endpoint:
+                self._remove(peer.number, now)
+                return
 
     def on_join(self, peer: Peer, join: m.Join, now: int) -> None:
         """Greet a controller that repeats its Join, as it may do until all queues are assigned."""
@@ -73,10 +108,11 @@ class Membership:
             self._greet(peer)
 
     def on_front_door_gone(self, peer: Peer, gone: m.FrontDoorGone, now: int) -> None:
-        if gone.incarnation < self._incarnations.get(gone.door, 0):
-            return  # the next process of this front door is here
-        self._incarnations[gone.door] = gone.incarnation + 1
-        self._remove(gone.door, now)
+        self._gone[gone.door] = gone.incarnation
+        present = self._registry.peers.get(gone.door)
+        if present is not None and present.process == gone.incarnation:
+            self._incarnations[gone.door] = present.incarnation + 1
+            self._remove(gone.door, now)
 
     def _remove(self, number: int, now: int) -> None:
         """Forget a process that is gone, with all its consumers."""

@@ -26,6 +26,9 @@ CONNECTION_WINDOW_BYTES = 1 << 20
 # front door, so that a trickle of publishes costs no message of its own.
 PUBLISH_CREDIT_BYTES = 256 << 10
 
+# How the endpoint of a peer begins that comes by a session (sessions.py).
+SESSION = "session:"
+
 
 class Outgoing(NamedTuple):
     endpoint: str
@@ -105,11 +108,19 @@ class Peer(PeerState):
     """A front door, or the controller."""
 
     def __init__(
-        self, number: int, incarnation: int, endpoint: str, epoch: int, shard: int
+        self,
+        number: int,
+        incarnation: int,
+        endpoint: str,
+        epoch: int,
+        shard: int,
+        process: int = 0,
     ) -> None:
         self.number = number
         self.incarnation = incarnation
         self.endpoint = endpoint
+        self.epoch = epoch
+        self.process = process  # the incarnation that the controller knows of
         self.held: deque[HeldBatch] = deque()
         self.next_batch: int | None = None  # None: the first batch may have any number
         self.taken = 0  # the weight of publishes since the last credit
@@ -120,9 +131,9 @@ class Peer(PeerState):
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
         self.allotments: dict[int, Allotment] = {}  # of group consumers, by their number
-        self._who = (number, incarnation, epoch, shard)
-        self.sender = envelope.sender(*self._who)
-        self.writer = codec.DeliveryWriter(*self._who)
+        self.who = (number, incarnation, epoch, shard)
+        self.sender = envelope.sender(*self.who)
+        self.writer = codec.DeliveryWriter(*self.who)
         self.before_deliveries: list[envelope.Parts] = []
         self.after_deliveries: list[envelope.Parts] = []
 
@@ -164,7 +175,7 @@ class Peer(PeerState):
     # -- out ---------------------------------------------------------------------------------------
 
     def tell(self, what: m.Control, *, after_deliveries: bool = False) -> None:
-        message = envelope.control(*self._who, what)
+        message = envelope.control(*self.who, what)
         (self.after_deliveries if after_deliveries else self.before_deliveries).append(message)
         self.has_news = True
 
@@ -187,7 +198,7 @@ class Peer(PeerState):
         if last is not None:
             # A client that publishes to itself gets its message before the confirm, as from
             # RabbitMQ.
-            self.after_deliveries.append(envelope.confirmed(*self._who, last.batch, refused))
+            self.after_deliveries.append(envelope.confirmed(*self.who, last.batch, refused))
             self.has_news = True
 
     def take(self, outgoing: list[Outgoing]) -> None:
@@ -195,7 +206,7 @@ class Peer(PeerState):
         self.has_news = False
         endpoint = self.endpoint
         if self.taken >= PUBLISH_CREDIT_BYTES:
-            self.before_deliveries.append(envelope.credit(*self._who, [(0, self.taken)]))
+            self.before_deliveries.append(envelope.credit(*self.who, [(0, self.taken)]))
             self.taken = 0
         if self.before_deliveries:
             outgoing += [Outgoing(endpoint, message) for message in self.before_deliveries]
@@ -206,7 +217,7 @@ class Peer(PeerState):
         # Behind the deliveries: until then these bodies are the shard's.
         if self.has_freed and self.lender is not None:
             self.has_freed = False
-            self.after_deliveries.append(envelope.freed(*self._who, self.lender.take_freed()))
+            self.after_deliveries.append(envelope.freed(*self.who, self.lender.take_freed()))
         if self.after_deliveries:
             outgoing += [
                 _new_tuple(Outgoing, (endpoint, message)) for message in self.after_deliveries

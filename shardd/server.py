@@ -96,7 +96,9 @@ class Server:
         )
         self._threads = SyncThreads(self.shard.syncs)
         self._spin = Spin(config.spin_us)
-        self.links = Links(config.runtime_dir, self.shard, self._spin)
+        self.links = Links(
+            config.runtime_dir, self.shard, self._spin, config.session_fd, config.session_keys
+        )
         self._others: dict[int, Callable[[], None]] = {}  # descriptors of the owner
 
     # -- start -------------------------------------------------------------------------------------

@@ -189,10 +189,10 @@ class Shard:
             return
         head = envelope.read(message)
         peer = self.peers.get(head.peer)
-        if peer is not None and head.epoch == self.epoch and head.incarnation == peer.incarnation:
+        if peer is not None and head.epoch == peer.epoch and head.incarnation == peer.incarnation:
             self._handlers[head.kind](peer, message, now)
         elif head.kind == m.CONTROL and isinstance(join := envelope.read_control(message), m.Join):
-            self.membership.join(head, join.endpoint, now)
+            self.membership.join(head, join, now)
 
     def _on_control(self, peer: Peer, message: envelope.Message, now: int) -> None:
         what = envelope.read_control(message)

@@ -13,8 +13,12 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # asyncio would load OpenSSL, which takes 5 MB. This process speaks to its children only.
-    sys.modules["ssl"] = None  # type: ignore[assignment]
+    # asyncio would load OpenSSL, which takes 5 MB. This process speaks to its children only, and in
+    # a cluster to etcd.
+    from shardmq.supervisor.glance import may_be_a_node
+
+    if not may_be_a_node(sys.argv):
+        sys.modules["ssl"] = None  # type: ignore[assignment]
 
 import argparse
 import asyncio

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, inspect
 
+from shardmq.cluster.records import CLUSTER_NAME
 from shardmq.supervisor.nearest import did_you_mean
 
 SHARDS_MAX = 64
@@ -40,6 +41,11 @@ FLAGS: Final[dict[str, tuple[str, str]]] = {
     "--front-doors": ("front_doors.count", "Processes that speak AMQP; 0: those of the shards."),
     "--durability": ("shards.durability", "fsync or page-cache."),
     "--load-definitions": ("load_definitions", "JSON file, loaded at each start."),
+    "--cluster-name": ("cluster.name", "The cluster that this host is a node of."),
+    "--etcd": ("cluster.etcd", "Endpoints of etcd, separated by commas."),
+    "--secret": ("cluster.secret", "The secret of the cluster. A variable or a file hides it."),
+    "--node": ("cluster.node", "The name of this node. Empty: that of the host."),
+    "--address": ("cluster.address", "Where the other nodes reach this one. Empty: it is found."),
     "--log-level": ("log_level", "debug, info, warning or error."),
     "--log-format": ("log_format", "auto, text, json or journal."),
 }
@@ -87,6 +93,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     memory: Memory = msgspec.field(default_factory=lambda: Memory())
     tracing: Tracing = msgspec.field(default_factory=lambda: Tracing())
     users: Users = msgspec.field(default_factory=lambda: Users())
+    cluster: Cluster = msgspec.field(default_factory=lambda: Cluster())
     supervision: Supervision = msgspec.field(default_factory=lambda: Supervision())
 
 
@@ -253,6 +260,44 @@ class Users(Struct, frozen=True, forbid_unknown_fields=True):
     default_pass: Secret = "guest"
     hashing: Literal["scrypt", "sha256", "sha512"] = "scrypt"
     http_without_tls: bool = False
+
+
+class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
+    """The cluster that this host is a node of. With an empty name this host is the whole broker."""
+
+    name: str = ""
+    etcd: Text | list[Text] = "http://127.0.0.1:2379"
+    etcd_user: str = ""
+    etcd_password: Annotated[str, Meta(extra={"from_file": True, "secret": True})] = ""
+    etcd_ca: str = ""
+    etcd_cert: str = ""
+    etcd_key: str = ""
+    secret: Annotated[str, Meta(extra={"from_file": True, "secret": True})] = ""
+    node: Annotated[str, Meta(max_length=255)] = ""
+    address: str = ""
+    # That of the controller. The shards have the ports behind it. 0: any free ones.
+    port: Annotated[int, Meta(ge=0, le=65535 - SHARDS_MAX)] = 25672
+    node_timeout_s: Annotated[int, Meta(ge=2, le=600)] = 6
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            return
+        if not CLUSTER_NAME.fullmatch(self.name):
+            raise ValueError("name: expected 1 to 64 letters, digits, '.', '-' and '_'")
+        if not self.secret:
+            raise ValueError(
+                "secret: it must be set, because the nodes of a cluster know each other by it"
+            )
+        if self.etcd_key and not self.etcd_cert:
+            raise ValueError("etcd_key: it is of no use without etcd_cert")
+        if self.etcd_password and not self.etcd_user:
+            raise ValueError("etcd_password: it is of no use without etcd_user")
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The endpoints of etcd as URLs."""
+        given = [self.etcd] if isinstance(self.etcd, str) else self.etcd
+        return [each if "://" in each else f"http://{each}" for each in given]
 
 
 class Supervision(Struct, frozen=True, forbid_unknown_fields=True):

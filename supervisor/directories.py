@@ -142,11 +142,8 @@ class DataDirectory(LockedDirectory):
         super().__init__(path)
         self._version: dict[str, Any] = {}  # The content of the file VERSION.
 
-    def shards_held(self) -> int:
-        """Return how many shards the directory has files of: the highest number and one."""
-        return max((number + 1 for number in self._shards()), default=0)
-
-    def _shards(self) -> list[int]:
+    def shards(self) -> list[int]:
+        """Return the numbers of the shards that the directory has files of."""
         names = (path.name.removeprefix("shard-") for path in self.path.glob("shard-*"))
         return sorted(int(name) for name in names if name.isdigit())
 
@@ -155,7 +152,7 @@ class DataDirectory(LockedDirectory):
             self._version = formats.check(self.path)
         except formats.FormatError as error:
             raise ConfigError(f"data_dir: {error}") from None
-        missing = sorted(set(self._version.get("shards", ())) - set(self._shards()))
+        missing = sorted(set(self._version.get("shards", ())) - set(self.shards()))
         if missing:
             raise ConfigError(
                 f"data_dir: {self.path}/shard-{missing[0]:02d} is missing, with all messages in it:"
@@ -169,7 +166,7 @@ class DataDirectory(LockedDirectory):
         A disk that refuses the file does not stop the broker: the next start looks at every file
         again.
         """
-        shards = self._shards()
+        shards = self.shards()
         if self._version.get("shards") == shards:
             return
         try:

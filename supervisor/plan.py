@@ -16,6 +16,8 @@ from shardmq.supervisor.config import SHARDS_MAX, Settings
 
 # Connections that may wait at a listening socket until they are accepted.
 BACKLOG = 4096
+# The front doors of a node of a cluster have numbers from this times the number of the node on.
+DOORS_OF_NODE = 256
 # Stages are started in this order and drained in the reverse order.
 STAGES = ("controller", "shard", "front-door", "reader")
 
@@ -35,6 +37,24 @@ class Listening:
     amqps_fds: tuple[tuple[int, ...], ...] = ()
     https_fds: tuple[int, ...] = ()
     reader_fd: int = -1  # The controller calls the reader at this socket. -1: there is no reader.
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """The part that this node has in a cluster.
+
+    `node` is its number, and `shards` are the numbers of its shards. `session_fds` has the TCP
+    socket of each of them, at which peers on other nodes are let in, and `keys` the section
+    `session_keys` of all children (shardd/wire/session.py). `controller` is the section `cluster`
+    of the controller, and `fd` the TCP socket at which other controllers reach it.
+    """
+
+    node: int
+    shards: tuple[int, ...]
+    session_fds: tuple[int, ...]
+    keys: dict[str, Any]
+    controller: dict[str, Any] | None = None
+    fd: int = -1
 
 
 @dataclass(frozen=True)
@@ -74,7 +94,12 @@ def front_door_count(settings: Settings, cores: int) -> int:
 
 
 def children(
-    settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening
+    settings: Settings,
+    cores: int,
+    runtime_dir: str,
+    boot: str,
+    listening: Listening,
+    cluster: ClusterPlan | None = None,
 ) -> list[ChildPlan]:
     """Return the plans of all children in the order of STAGES.
 
@@ -84,8 +109,12 @@ def children(
         runtime_dir: The directory of the sockets between the processes.
         boot: A name of this life of the broker, which no other life has.
         listening: The sockets that the children inherit.
+        cluster: The part of this node in a cluster, if there is one.
     """
     shards, doors = shard_count(settings, cores), len(listening.amqp_fds)
+    numbers = tuple(range(shards)) if cluster is None else cluster.shards
+    keys = None if cluster is None else cluster.keys
+    first_door = 0 if cluster is None else cluster.node * DOORS_OF_NODE
     tls = msgspec.to_builtins(settings.tls) if settings.tls.cert else None
     for_all = {
         "runtime_dir": runtime_dir,
@@ -120,8 +149,14 @@ def children(
         "memory_high_watermark": settings.memory.high_watermark,
         "memory_high_watermark_bytes": settings.memory.high_watermark_bytes,
         "tracing": tracing,
+        "first_door": first_door,
+        "cluster": None if cluster is None else cluster.controller,
+        "own_shards": numbers,
+        "session_keys": keys,
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
+    if cluster is not None and cluster.fd >= 0:
+        fds += (cluster.fd,)
     plans = [ChildPlan("controller", 0, "shardmq.broker.controller", section, fds)]
     front_doors = []
     for index, plain in enumerate(listening.amqp_fds):
@@ -129,9 +164,10 @@ def children(
         section = {
             **for_all,
             **_without(settings.front_doors, "count", "connections_max"),
-            "door": index,
+            "door": first_door + index,
             "doors": doors,
-            "shards": shards,
+            "shards": numbers,
+            "session_keys": keys,
             "listen_fds": list(plain),
             "tls_listen_fds": list(secure),
             "backlog": BACKLOG,
@@ -145,18 +181,24 @@ def children(
         module, fds = "shardmq.broker.front_door", plain + secure
         plan = ChildPlan("front-door", index, module, section, fds, front_door=index)
         front_doors.append(plan)
-    for index in range(shards):
+    for index, number in enumerate(numbers):
         section = {
             **for_all,
             **_without(settings.shards, "count"),
             "data_dir": settings.data_dir,
-            "shard": index,
+            "shard": number,
         }
-        plan = ChildPlan("shard", index, "shardmq.shardd", section)
+        fds = ()
+        if cluster is not None:
+            fds = (cluster.session_fds[index],)
+            section |= {"session_fd": fds[0], "session_keys": keys}
+        plan = ChildPlan("shard", number, "shardmq.shardd", section, fds)
         if settings.front_doors.count == 0:
             door = front_doors[index]
             both = {"shard": section, "front_door": door.section}
-            plan = ChildPlan("shard", index, "shardmq.combined", both, door.fds, front_door=index)
+            plan = ChildPlan(
+                "shard", number, "shardmq.combined", both, door.fds + fds, front_door=index
+            )
         plans.append(plan)
     if settings.front_doors.count:
         plans += front_doors
@@ -166,7 +208,7 @@ def children(
             **_without(settings.reader, "enabled"),
             "listen_fd": fd,
             "data_dir": settings.data_dir,
-            "shards": shards,
+            "shards": numbers,
         }
         module = "shardmq.shardd.reader"
         plans.append(ChildPlan("reader", 0, module, section, (fd,), needed=False, called_at=fd))

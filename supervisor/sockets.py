@@ -49,6 +49,8 @@ class Sockets:
     https: list[socket.socket] = field(default_factory=list)
     # Sockets of systemd, which all front doors share.
     given: list[socket.socket] = field(default_factory=list)
+    # In a cluster: that of the controller for other nodes, and that of each shard.
+    cluster: list[socket.socket] = field(default_factory=list)
 
     def listening(self) -> Listening:
         """Return the descriptors of the sockets, as the plan of the children needs them."""
@@ -94,18 +96,22 @@ class Sockets:
 
     def close(self) -> None:
         """Close all sockets."""
-        for group in (*self.amqp, *self.amqps, self.http, self.https, self.metrics):
+        for group in (*self.amqp, *self.amqps, self.http, self.https, self.metrics, self.cluster):
             for sock in group:
                 sock.close()
 
 
-def listen(settings: Settings, given: Given | None = None, cores: int = 1) -> Sockets:
+def listen(
+    settings: Settings, given: Given | None = None, cores: int = 1, host: str = "", shards: int = 0
+) -> Sockets:
     """Open the listening sockets.
 
     Args:
         settings: The settings of the broker.
         given: The sockets that systemd has opened, by name.
         cores: The number of cores that the broker may use.
+        host: The address of this node of a cluster; empty without a cluster.
+        shards: The number of shards that other nodes can reach.
 
     Raises:
         ConfigError: A socket cannot be opened. The text names the key of the port. All sockets have
@@ -121,6 +127,7 @@ def listen(settings: Settings, given: Given | None = None, cores: int = 1) -> So
             amqps=opening.sockets_of("amqps", doors) if settings.tls.cert else [],
             https=opening.sockets_of("https")[0] if settings.tls.cert else [],
             given=[sock for sockets in (given or {}).values() for sock in sockets],
+            cluster=opening.for_nodes(host, 1 + shards) if host else [],
         )
     except ConfigError:
         opening.close()
@@ -196,6 +203,17 @@ class _Opening:
                 self.opened.append(same)
                 result[-1].append(same)
         return result
+
+    def for_nodes(self, host: str, count: int) -> list[socket.socket]:
+        """Return sockets at neighbouring ports for the other nodes of a cluster."""
+        first = self._settings.cluster.port
+        for index in range(count):
+            try:
+                port = first + index if first else 0
+                self.opened.append(_bound(host, port, shared=False, first=True, only_v6=True))
+            except Unavailable as error:
+                raise ConfigError(f"cluster.port: {error}") from None
+        return self.opened[-count:]
 
     def close(self) -> None:
         """Close the sockets that are open so far, and those of systemd."""

@@ -27,7 +27,7 @@ import msgspec
 
 from shardmq.supervisor import systemd
 from shardmq.supervisor.child import EXITED, READY, STARTING, Child, describe_exit
-from shardmq.supervisor.config import ConfigError, Settings, Supervision, kinds
+from shardmq.supervisor.config import ConfigError, Supervision, kinds
 from shardmq.supervisor.directories import (
     READER_NAME,
     DataDirectory,
@@ -35,7 +35,14 @@ from shardmq.supervisor.directories import (
     replace_file,
 )
 from shardmq.supervisor.logs import keep, keep_no_more, set_level
-from shardmq.supervisor.plan import STAGES, ChildPlan, Listening, children
+from shardmq.supervisor.member import Member
+from shardmq.supervisor.plan import (
+    STAGES,
+    ChildPlan,
+    ClusterPlan,
+    children,
+    shard_count,
+)
 from shardmq.supervisor.reload import SETTABLE, flat, reloaded
 from shardmq.supervisor.restart import Restarts
 from shardmq.supervisor.sockets import Sockets, address, listen, listen_unix
@@ -56,7 +63,8 @@ WAITING, UNCALLED = "waiting", "uncalled"
 
 log = logging.getLogger("supervisor")
 
-Planner = Callable[[Settings, int, str, str, Listening], list[ChildPlan]]
+# Its arguments are those of `plan.children`.
+Planner = Callable[..., list[ChildPlan]]
 # Reads the settings again and lays the given ones over them. Raises ConfigError.
 Reread = Callable[[dict[str, Any]], Effective]
 
@@ -123,6 +131,8 @@ class Supervisor:
         self._planner = planner
         self._data = DataDirectory(Path(data_dir))
         self._lifeline: tuple[int, int] = (-1, -1)
+        self._member: Member | None = None  # of a cluster
+        self._node: ClusterPlan | None = None  # known when the cluster has a place for it
         self._reader_socket: socket.socket | None = None
         self._ending = asyncio.Event()
         self._exit_status = DRAINED
@@ -143,15 +153,7 @@ class Supervisor:
         """
         self._data.open(wait_s=self.settings.supervision.drain_timeout_s)
         try:
-            # With fewer shards than the directory holds, some queues would be out of reach.
-            held, count = self._data.shards_held(), self.settings.shards.count
-            if count != "auto" and count < held:
-                raise ConfigError(
-                    f"shards.count: {count},"
-                    f" but {self._data.path} holds the queues of {held} shards"
-                )
-            self._cores = max(self._cores, held)
-            self.sockets: Sockets = listen(self.settings, systemd.sockets(), self._cores)
+            self.sockets = self._listen()
         except Exception:
             self._data.undo()
             raise
@@ -169,7 +171,8 @@ class Supervisor:
             self._reader_socket = listen_unix(self.runtime.path / READER_NAME)
         self._kept = keep(str(self.runtime.path), "supervisor")
         self._lifeline = os.pipe()
-        self.slots = [Slot(plan, self.settings.supervision) for plan in self._plans()]
+        if self._member is None:
+            self.slots = self._make_slots()
         endpoint = {"runtime_dir": str(self.runtime.path), "http": address(self.sockets.http[0])}
         self._write(self.runtime.path / "status.json", self.describe())
         self._write(self._data.path / "broker.json", this_process() | endpoint)
@@ -183,11 +186,56 @@ class Supervisor:
                     mode & 0o777,
                 )
 
+    def _listen(self) -> Sockets:
+        """Bind the ports, and check that the shards in the data directory can be served."""
+        held = self._data.shards()
+        if self.settings.cluster.name:
+            count = max(shard_count(self.settings, self._cores), len(held))
+            self._member = Member(self.settings.cluster, self._data.path, count, held)
+            host = self._member.address
+            return listen(self.settings, systemd.sockets(), self._cores, host, count)
+        # With fewer shards than the directory holds, some queues would be out of reach.
+        count, wanted = max(held, default=-1) + 1, self.settings.shards.count
+        if wanted != "auto" and wanted < count:
+            raise ConfigError(
+                f"shards.count: {wanted}, but {self._data.path} holds the queues of {count} shards"
+            )
+        self._cores = max(self._cores, count)
+        return listen(self.settings, systemd.sockets(), self._cores)
+
+    async def _join_cluster(self, member: Member) -> bool:
+        """Wait until this node has its place in the cluster, and make the slots of the children.
+
+        Returns:
+            False if the broker ends before that.
+        """
+        joining = asyncio.create_task(member.join(lambda text: systemd.tell(f"STATUS={text}")))
+        ending = asyncio.create_task(self._ending.wait())
+        await asyncio.wait({joining, ending}, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if not joining.done():
+            joining.cancel()
+            return False
+        try:
+            place = joining.result()
+        except ConfigError as error:
+            self._give_up(str(error), REFUSED)
+            return False
+        self._node = member.node(place, self.sockets.cluster)
+        self.slots = self._make_slots()
+        member.announce(self.sockets)
+        self._dirty.set()
+        return True
+
+    def _make_slots(self) -> list[Slot]:
+        return [Slot(plan, self.settings.supervision) for plan in self._plans()]
+
     def _plans(self) -> list[ChildPlan]:
         reader_fd = self._reader_socket.fileno() if self._reader_socket is not None else -1
         listening = replace(self.sockets.listening(), reader_fd=reader_fd)
+        of_cluster = () if self._node is None else (self._node,)
         return self._planner(
-            self.settings, self._cores, str(self.runtime.path), self.boot, listening
+            self.settings, self._cores, str(self.runtime.path), self.boot, listening, *of_cluster
         )
 
     async def run(self, announce: Callable[[str], None] = print) -> int:
@@ -203,7 +251,8 @@ class Supervisor:
             asyncio.create_task(work) for work in (self._watch(), self._write_status())
         ]
         try:
-            if await self._start_stages():
+            is_member = self._member is None or await self._join_cluster(self._member)
+            if is_member and await self._start_stages():
                 # The shards have made their directories by now.
                 await asyncio.to_thread(self._data.write_version)
                 try:
@@ -214,6 +263,8 @@ class Supervisor:
                 systemd.tell("READY=1", f"STATUS={self.ready_line()}")
                 await self._ending.wait()
             await self._drain()
+            if self._member is not None:
+                await self._member.leave()
         finally:
             self._close()
         return self._exit_status

@@ -89,7 +89,7 @@ class Door:
 
     def __init__(self) -> None:
         self.aio = Calls()
-        config = BrokerConfig(runtime_dir="nowhere", door=0, shards=1, listen_fds=[], boot="1")
+        config = BrokerConfig(runtime_dir="nowhere", door=0, shards=[0], listen_fds=[], boot="1")
         catalog = Catalog()
         for change in (
             VhostPut("/"), UserPut("guest", ""), PermissionPut("/", "guest", ".*", ".*", ".*"),

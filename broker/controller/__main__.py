@@ -39,7 +39,11 @@ def run(config: ControllerConfig) -> int:
     collect_seldom()
     messages_first()
     try:
-        return uvloop.run(serve(config))
+        if config.cluster is None:
+            return uvloop.run(serve(config))
+        from shardmq.broker.controller.nodes import node  # with a client for etcd
+
+        return uvloop.run(node.serve(config, config.cluster))
     except (ConfigError, DefinitionsError) as error:
         print(f"controller: {error}", file=sys.stderr)
         return BAD_CONFIG

@@ -64,7 +64,7 @@ from shardmq.broker.model.changes import (
 from shardmq.broker.model.checks import NO_ROOM, SERVER_NAMED_PREFIX, Refusal
 from shardmq.broker.model.passwords import DEFAULT_ALGORITHM
 from shardmq.broker.model.policies import NO_POLICIES, Policies
-from shardmq.broker.routing.placement import place
+from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import (
     Answer,
     Bind,
@@ -133,12 +133,14 @@ class Authority:
         front_doors: DoorLinks,
         shards: ShardLinks,
         connections: Presence,
+        placement: Placement,
         hashing_algorithm: str = DEFAULT_ALGORITHM,
     ) -> None:
         """Prepare; `hashing_algorithm` is that of new passwords."""
         self.catalog = catalog
         self.hashing_algorithm = hashing_algorithm
         self.churn: Counter[type] = Counter()  # requests that were not refused, and changes
+        self.placement = placement
         self._definitions = definitions
         self._front_doors = front_doors
         self._connections = connections
@@ -157,8 +159,7 @@ class Authority:
             catalog,
             definitions.new_queue_id,
             server_name,
-            lambda vhost, queue: place(vhost, queue, shards.count),
-            shards.count,
+            placement,
             self._orders.leaving,
         )
 
@@ -373,7 +374,8 @@ class Authority:
         if sync is None:
             return
         began = time.monotonic()
-        if requests <= FEW_REQUESTS and self._usual_sync_s < QUICK_SYNC_S:
+        is_quick = self._usual_sync_s < QUICK_SYNC_S and not self._definitions.waits_for_others
+        if requests <= FEW_REQUESTS and is_quick:
             sync()  # to wake a thread, and to be woken by it, takes longer
         else:
             await asyncio.get_running_loop().run_in_executor(None, sync)

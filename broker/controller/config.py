@@ -8,6 +8,8 @@ import msgspec
 
 from shardmq.broker.model.passwords import FOR_NEW
 from shardmq.broker.shared.config import Tls
+from shardmq.cluster.secret import Keys
+from shardmq.shardd.wire.session import SessionKeys
 
 SHARDS_MAX = 64
 DOORS_MAX = 1024
@@ -39,6 +41,36 @@ class Tracing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     service_name: str = ""
 
 
+class Etcd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where etcd is, and how to log in; `deploy/broker.toml` explains the settings."""
+
+    endpoints: list[str]
+    user: str = ""
+    password: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The cluster that this node is of.
+
+    node: the name of this node, which has the number `number`.
+    fd: the socket at which the other nodes reach this controller, at `host` and `port`.
+    release: the version of the program, for people.
+    """
+
+    name: str
+    node: str
+    number: int
+    fd: int
+    host: str
+    port: int
+    keys: Keys
+    etcd: Etcd
+    release: str = ""
+
+
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """The settings; keys of other processes are ignored.
 
@@ -54,6 +86,11 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     memory_high_watermark: a part of the memory of this machine or control group; 0: no alarm.
     memory_high_watermark_bytes: used instead if it is not 0.
     tracing: where the spans of front doors go; None: they make none.
+    first_door: the number of the first of `doors` front doors.
+    cluster: None: this host is the whole broker.
+    own_shards: the shards of this node; None: all.
+    session_keys: the keys by which shards of other nodes are reached; None: there are no others.
+    term: the term in which this controller leads a cluster.
     """
 
     data_dir: str
@@ -61,6 +98,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     boot: str
     shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
     doors: Annotated[int, msgspec.Meta(ge=1, le=DOORS_MAX)] = 1
+    first_door: int = 0
     http_fds: list[int] = []
     metrics_fds: list[int] = []
     https_fds: list[int] = []
@@ -81,6 +119,10 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     memory_high_watermark: float = 0.0
     memory_high_watermark_bytes: int = 0
     tracing: Tracing | None = None
+    cluster: Cluster | None = None
+    own_shards: list[int] | None = None
+    session_keys: SessionKeys | None = None
+    term: int = 0
     log_level: str = "info"
     log_format: str = "auto"
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from shardmq.broker.controller import without_effect
 from shardmq.broker.controller.access import hash_new_password
@@ -24,13 +25,34 @@ from shardmq.broker.model.checks import Refusal
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.permissions import expanded
 from shardmq.broker.model.policies import COMPONENTS
-from shardmq.broker.routing.placement import place
+from shardmq.broker.routing.placement import Placement
 
 log = logging.getLogger(__name__)
 
 
+class Loaded(NamedTuple):
+    """What a controller begins with."""
+
+    definitions: Definitions
+    catalog: Catalog
+    placement: Placement
+
+
+def load(definitions: Definitions, config: ControllerConfig) -> Loaded:
+    """Load what exists, and place what is new on the shards of this node. Raises DefinitionsError.
+
+    In a cluster a thread must call this, because a sync waits for other nodes.
+    """
+    shards = range(config.shards) if config.own_shards is None else config.own_shards
+    placement = Placement(shards)
+    return Loaded(definitions, load_or_begin(definitions, config, placement=placement), placement)
+
+
 def load_or_begin(
-    definitions: Definitions, config: ControllerConfig, needs_given: bool = False
+    definitions: Definitions,
+    config: ControllerConfig,
+    needs_given: bool = False,
+    placement: Placement | None = None,
 ) -> Catalog:
     """Return what exists, with what the file of `load_definitions` adds.
 
@@ -63,8 +85,7 @@ def load_or_begin(
         catalog,
         definitions.new_queue_id,
         server_name,
-        lambda vhost, name: place(vhost, name, config.shards),
-        config.shards,
+        placement or Placement(range(config.shards)),
     )
     _load_given(given, decisions, definitions, catalog, config, needs_all=begin or needs_given)
     _apply(decisions.restore(), definitions, catalog)

@@ -10,17 +10,29 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shardmq.broker.controller import memory
 from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.cluster_view import ClusterView, KnownNode
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
-from shardmq.broker.controller.loading import load_or_begin, read_given, warn_of_no_effect
+from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
+from shardmq.broker.controller.node_facts import facts_of
+from shardmq.broker.controller.nodes.facts import FactsTold
+from shardmq.broker.controller.nodes.streams import (
+    CONTROL,
+    FACTS,
+    HTTP,
+    HTTPS,
+    LOCAL,
+    METRICS,
+    NoStream,
+)
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
 from shardmq.broker.controller.peers.shard_links import ShardLinks
@@ -49,8 +61,10 @@ from shardmq.broker.shared.control import (
     ConsumerLeave,
     ConsumersHere,
     MarkPassed,
+    ShardElsewhere,
     Span,
     VirtualLook,
+    node_of,
 )
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.memory import AfterBursts, give_back
@@ -61,6 +75,8 @@ WATCHDOG_S = 1.0
 # A front door that has not come back so long after a restart of the controller is gone, with its
 # connections.
 DOORS_RETURN_S_MAX = 30.0
+# The shards of each node, and the numbers of all front doors.
+Nodes = tuple[Mapping[int, list[ShardElsewhere]], Collection[int]]
 # Requests that do not change the catalog.
 NOT_OF_THE_CATALOG = frozenset(
     (ConnectionOpen, ConsumerJoin, VirtualLook, ChannelOpen, ChannelClose)
@@ -69,38 +85,74 @@ NOT_OF_THE_CATALOG = frozenset(
 log = logging.getLogger(__name__)
 
 
+class Servers(Protocol):
+    """The servers of HTTP, `management.app.Servers`, which are imported only if they are needed."""
+
+    def connection(self, service: str) -> asyncio.Protocol: ...
+
+    async def cleanup(self) -> None: ...
+
+
 class Controller:
     """The parts of the controller, and the news that goes between them."""
 
-    def __init__(self, config: ControllerConfig) -> None:
+    def __init__(
+        self,
+        config: ControllerConfig,
+        doors: Collection[int] = (),
+        loaded: Loaded | None = None,
+    ) -> None:
+        """Prepare with what exists, which is loaded from the data directory if it is not given.
+
+        `doors` are the front doors of other nodes.
+        """
+        loaded = loaded or load(Definitions(Path(config.data_dir), config.boot), config)
+        doors = {*range(config.first_door, config.first_door + config.doors), *doors}
         self.config = config
-        self.definitions = Definitions(Path(config.data_dir), config.boot)
+        self.definitions = loaded.definitions
         self.presence = Presence()
         self.presence.connections_max, self.presence.channels_max = (
             config.connections_max,
             config.channel_max_per_node,
         )
-        self.links = DoorLinks(config.boot, config.doors)
-        self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
+        self.placement = loaded.placement
+        self._own_shards = self.placement.shards
+        name = NODE if config.cluster is None else config.cluster.node
+        self.memory = memory.MemoryWatch()
+        self.cluster = ClusterView(
+            node_of(config.first_door),
+            name,
+            self._own_shards,
+            lambda: facts_of(self.config, self.memory),
+        )
+        self.links = DoorLinks(config.boot, doors)
+        self.shards = ShardLinks(
+            max(self._own_shards) + 1,
+            wire.incarnation_at(time.monotonic_ns()),
+            self._own_shards,
+            config.session_keys,
+            config.term,
+        )
         self.authority = Authority(
-            load_or_begin(self.definitions, config),
+            loaded.catalog,
             self.definitions,
             self.links,
             self.shards,
             self.presence,
+            self.placement,
             hashing_algorithm=config.hashing_algorithm,
         )
-        self.memberships = Memberships(
-            self.authority.catalog, self.links, self.shards, config.doors
-        )
+        self.memberships = Memberships(self.authority.catalog, self.links, self.shards, doors)
         self.resharding = Resharding(
             self.authority.catalog, self.authority, self.shards, self.links
         )
-        self.memory = memory.MemoryWatch()
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges()
         self.ended_streams = EndedStreams(self.streams, lambda: self.config)
         self._reloading: asyncio.Task[None] | None = None
+        self._http: Servers | None = None  # the servers, while they run
+        self._is_up = self._is_listening = False
+        self._nodes: Nodes = {}, ()
         self.certificates = None if config.tls is None else Certificates(config.tls)
         self.links.handler = self
         self.shards.handler = self.authority
@@ -113,10 +165,12 @@ class Controller:
         writer.add_done_callback(lambda _: stop.set())
         await self.shards.start(runtime_dir)
         await self.links.start(runtime_dir, self.authority.catalog.version)
+        self._is_listening = True
+        self.learn(*self._nodes)
         self.memberships.start()
         if self.spans is not None:
             self.spans.start()
-        http = await start_http(self)
+        self._http = await start_http(self)
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
         watchdog = asyncio.create_task(self._watchdog())
@@ -126,6 +180,7 @@ class Controller:
             )
         )
         resharded = asyncio.create_task(self.resharding.run())
+        self._is_up = True
         notify.ready()
         give_back()
         log.info(
@@ -138,8 +193,9 @@ class Controller:
         drained.cancel()
         resharded.cancel()
         self.memberships.stop()
-        if http is not None:
-            await http.cleanup()
+        self._is_up = False
+        if self._http is not None:
+            await self._http.cleanup()
         await self.links.stop()
         if self.spans is not None:
             await asyncio.to_thread(self.spans.stop)
@@ -149,8 +205,37 @@ class Controller:
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
         await self.shards.stop()
-        self.definitions.close()
+        await asyncio.to_thread(self.definitions.close)
         return 0 if error is None else 1
+
+    def know(self, nodes: Collection[KnownNode]) -> None:
+        """Take the nodes of the cluster, for those who look."""
+        self.cluster.know(nodes)
+
+    def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Collection[int]) -> None:
+        """Take the shards and front doors of the nodes of the cluster that live."""
+        self._nodes = nodes, doors
+        if not self._is_listening:
+            return
+        own = node_of(self.config.first_door)
+        for node, shards in nodes.items():
+            for shard in shards if node != own else ():
+                self.shards.learn(shard.number, shard.address)
+        elsewhere = {shard.number for shards in nodes.values() for shard in shards}
+        self.placement.change(sorted(elsewhere.union(self._own_shards)))
+        self.links.learn(nodes, doors)
+
+    def connection(self, service: str, node: str) -> asyncio.Protocol:
+        """Return the protocol of a stream from another node. Raises NoStream."""
+        if not self._is_up:
+            raise NoStream("the controller starts or stops")
+        if service == CONTROL:
+            return self.links.connection()
+        if service == FACTS:
+            return FactsTold(partial(self.cluster.tell, node))
+        if service in (HTTP, HTTPS, METRICS, LOCAL) and self._http is not None:
+            return self._http.connection(service)
+        raise NoStream(f"this node has no service '{service}'")
 
     def reload(self) -> None:
         """Take new settings from the supervisor, and read certificates and definitions again."""
@@ -201,7 +286,7 @@ class Controller:
                 config.memory_high_watermark,
                 config.memory_high_watermark_bytes,
             )
-            self.links.set_alarm(self.memory.alarm)
+            self.links.set_alarm(self.cluster.memory_alarm(self.memory.alarm))
             await asyncio.sleep(WATCHDOG_S)
 
     # -- news from front doors (links.Handler) -------------------------------------------------
@@ -303,7 +388,7 @@ class Controller:
             self._drop_exclusive_of_absent(door)
 
 
-async def start_http(controller: Controller) -> Any:
+async def start_http(controller: Controller) -> Servers | None:
     """Start the HTTP API, which is imported only if there is a socket for it."""
     config = controller.config
     if not config.http_fds and not config.https_fds and not config.metrics_fds:
@@ -320,6 +405,7 @@ async def start_http(controller: Controller) -> Any:
         controller.links,
         lambda: controller.config,
         StatsCollector(controller.shards, controller.links, hidden_queues=catalog.hidden_queue_ids),
+        controller.cluster,
         controller.memberships.groups,
         controller.memory,
         resharding=controller.resharding.progress,
@@ -329,9 +415,8 @@ async def start_http(controller: Controller) -> Any:
     return await app.start(context, None if certificates is None else certificates.http_context())
 
 
-async def serve(config: ControllerConfig) -> int:
-    """Run the controller until SIGTERM, SIGINT or the end of the supervisor."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+def stop_at_the_end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Set `stop` at SIGTERM, at SIGINT and when the supervisor is gone."""
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     lifeline = notify.lifeline_fd()
@@ -342,6 +427,12 @@ async def serve(config: ControllerConfig) -> int:
             stop.set()
 
         loop.add_reader(lifeline, supervisor_gone)
+
+
+async def serve(config: ControllerConfig) -> int:
+    """Run the controller until SIGTERM, SIGINT or the end of the supervisor."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    stop_at_the_end(loop, stop)
     controller = Controller(config)
     loop.add_signal_handler(signal.SIGHUP, controller.reload)
     return await controller.run(stop)

@@ -23,6 +23,8 @@ from shardmq.broker.routing import hidden
 from shardmq.broker.shared.control import QueueRemove
 from shardmq.shardd.wire import messages as wire
 
+NOT_FOUND = 404
+
 
 class Creation(NamedTuple):
     """A queue that a request makes."""
@@ -137,6 +139,9 @@ class ShardOrders:
                 pending.answer = no_answer
             pending.shard_came(reply)
 
+        if self._shards.is_away(queue.shard):
+            pending.refuse(NOT_FOUND, _is_down(queue))
+            return
         pending.waits += 1
         self._shards.request(queue.shard, lambda n: wire.Count(n, queue.id)).add_done_callback(
             counted
@@ -146,6 +151,9 @@ class ShardOrders:
         """Ask the shard to delete a queue on a condition: only the shard knows what is in it."""
         ask = pending.request
         assert isinstance(ask, QueueRemove | Drained)
+        if self._shards.is_away(queue.shard):
+            pending.answer(NOT_FOUND, _is_down(queue), {})
+            return
         if pending.owner:
             self._held[pending.owner] = deque()
         self.leaving[queue.id] += 1
@@ -248,3 +256,8 @@ class ShardOrders:
             queue.paused,
             queue.part is not None and queue.part.held != OPEN,
         )
+
+
+def _is_down(queue: QueuePut) -> str:
+    """Return why a queue cannot be asked about."""
+    return f"queue '{queue.name}' in vhost '{queue.vhost}' lies on a node that is down"

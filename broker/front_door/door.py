@@ -35,7 +35,7 @@ from shardmq.broker.shared.cluster_name import cluster_name
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.broker.shared.logins import Logins
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire import short_ways
+from shardmq.shardd.wire import session, short_ways
 from shardmq.shardd.wire.local_lane import LocalLane
 from shardmq.shardd.wire.memory import AfterBursts
 from shardmq.shardd.wire.spin import Spin
@@ -51,15 +51,21 @@ class FrontDoor:
     """A front door: its services, connections and listeners.
 
     The owner awaits `start`, lets `join` and `tick` run beside it, and awaits `drain` in the end.
-    `local` is the lane to the shard of the same process, if there is one.
+    `local` is the lane to the shard of the same process, if there is one, and `local_shard` the
+    number of that shard.
     """
 
-    def __init__(self, config: BrokerConfig, local: LocalLane | None = None) -> None:
+    def __init__(
+        self, config: BrokerConfig, local: LocalLane | None = None, local_shard: int = -1
+    ) -> None:
         aio = asyncio.get_running_loop()
-        incarnation = wire.incarnation_at(time.monotonic_ns())
+        if config.session_keys is None:
+            incarnation = wire.incarnation_at(time.monotonic_ns())
+        else:
+            incarnation = session.first_incarnation()
         self._memory = AfterBursts()
         shard_events, controller_events = ShardEvents(), ControllerEvents()
-        links = self._links = ShardLinks(config, incarnation, shard_events, local)
+        links = self._links = ShardLinks(config, incarnation, shard_events, local, local_shard)
         catalog_link = self._catalog_link = CatalogLink(
             f"{config.runtime_dir}/control.sock",
             door=config.door,
@@ -88,7 +94,7 @@ class FrontDoor:
             aio,
             links,
             publishing,
-            shards=config.shards,
+            shards=len(links.links),
             tick_us=config.tick_us,
             spin=self._spin,
         )

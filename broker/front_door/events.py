@@ -18,7 +18,7 @@ from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import AnyChange, ParameterPut, is_only_more
-from shardmq.broker.shared.control import AssignmentOrder, ConsumerHere, Fenced
+from shardmq.broker.shared.control import AssignmentOrder, ConsumerHere, Fenced, ShardElsewhere
 from shardmq.shardd.wire import messages as wire
 
 log = logging.getLogger("shardmq.broker.front_door.events")
@@ -184,6 +184,12 @@ class ControllerEvents:
     async def _answer_fence(self, number: int) -> None:
         await self._services.shards.fence()
         self._services.catalog_link.say(Fenced(number))
+
+    def shards_elsewhere(self, shards: list[ShardElsewhere]) -> None:
+        """Connect to the shards of other nodes, and to no others."""
+        links = self._services.shards
+        for shard in shards:
+            links.learn(shard.number, shard.address)
 
     def outlived(self) -> None:
         """End this process, which the others take for gone; its clients are told to come again."""

@@ -43,7 +43,7 @@ cdef enum:
     JOINED_BYTES_MAX = 16 << 10
     C_BATCH_BYTES_MIN = 128 << 10
     C_SHARED_BATCH_BYTES_MIN = 192 << 10
-    # A quarter of a limit is worth a grant, and so is this.
+    # Half of a limit is worth a grant, and so is this.
     C_WORTH_A_GRANT = 1000
     # What a shard is to do with credit that it cannot use, as in shardd/wire/messages.py.
     KEEP = 0
@@ -534,8 +534,12 @@ cpdef int64_t acks_together(int64_t prefetch, bint counts_keys):
 
 
 cpdef int64_t worth_a_grant(int64_t most):
-    """Return how much free credit of a limit of `most` deliveries is worth a grant."""
-    return max(acks_together(most, False), min(most // 4, <int64_t> C_WORTH_A_GRANT))
+    """Return how much free credit of a limit of `most` deliveries is worth a grant.
+
+    Half of the limit is, so that the deliveries of two grants that a client settles one after the
+    other become one grant again.
+    """
+    return max(<int64_t> 1, min(most // 2, <int64_t> C_WORTH_A_GRANT))
 
 
 cdef class Due:

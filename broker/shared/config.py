@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from shardmq.shardd.wire.session import SessionKeys
 from shardmq.supervisor.notify import section
 
 # Clients may count on this much before they have negotiated (RabbitMQ 4.1 and later).
@@ -69,6 +70,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The settings of one front door.
 
     - `door` is its number and `doors` how many there are.
+    - `shards` are the numbers of the shards of this node.
+    - `session_keys` are those by which the shards of other nodes are reached; None: there are no
+      other nodes.
     - `boot` names one life of the broker.
     - `listen_fds` and `tls_listen_fds` are sockets that the supervisor has bound. `backlog` is how
       many connections may wait at each until they are accepted.
@@ -88,7 +92,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     runtime_dir: Annotated[str, msgspec.Meta(min_length=1)]
     door: Annotated[int, msgspec.Meta(ge=0, lt=0xFFFF)]  # 0xffff names the controller on the wire
     doors: Annotated[int, msgspec.Meta(ge=1)] = 1
-    shards: Annotated[int, msgspec.Meta(ge=1, le=64)]  # the packer keeps them in a word
+    shards: list[Annotated[int, msgspec.Meta(ge=0, lt=64)]]
     listen_fds: list[Count]
     boot: Annotated[str, msgspec.Meta(min_length=1)]
     tls_listen_fds: list[Count] = []
@@ -114,6 +118,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     spin_us: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
 
     tracing_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+
+    session_keys: SessionKeys | None = None
 
     loopback_users: frozenset[str] = frozenset({"guest"})
     log_level: Annotated[str, msgspec.Meta(pattern="(?i)^(debug|info|warning|error|critical)$")] = (

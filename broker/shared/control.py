@@ -506,6 +506,33 @@ class Alarmed(ControlMessage, tag="alarmed", frozen=True):
     reason: str
 
 
+# The front doors of one node have numbers of their own: those from its number times this one on.
+DOORS_PER_NODE = 256
+
+
+def node_of(door: int) -> int:
+    """Return the number of the node that a front door is of; 0 without a cluster."""
+    return door // DOORS_PER_NODE
+
+
+class ShardElsewhere(msgspec.Struct, array_like=True, frozen=True):
+    """A shard of another node. An empty `address` says that the node is away."""
+
+    number: int
+    node: str
+    address: str
+
+
+class ShardsElsewhere(ControlMessage, tag="shards", frozen=True):
+    """All shards of other nodes than that of the front door.
+
+    In a cluster this is the first message to a front door, and the first behind a change; queues
+    that lie on a new shard are named later.
+    """
+
+    shards: list[ShardElsewhere]
+
+
 class Outlived(ControlMessage, tag="outlived", frozen=True):
     """The only answer to a DoorHello of an incarnation that was taken for gone.
 
@@ -539,5 +566,5 @@ AnyControl = (
     | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed
     | Outlived | OtherVersion | Query
     | ConsumersHere | ConsumerLeave | AssignmentGivenUp | MarkPassed | AssignmentOrders
-    | Fence | Fenced | SpansEnded
+    | Fence | Fenced | SpansEnded | ShardsElsewhere
 )  # fmt: skip

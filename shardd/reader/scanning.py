@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import threading
+from collections.abc import Iterable
 from types import ModuleType
 
 from shardmq.shardd.directories import shard_directory, stream_directory, vhost_directory
@@ -42,14 +43,14 @@ class Refused(Exception):
 
 
 class Streams:
-    """The streams of all shards, as far as they are on stable storage.
+    """The streams of the shards of this node, as far as they are on stable storage.
 
     Several threads may use one object.
     """
 
-    def __init__(self, data_dir: str, runtime_dir: str, shards: int) -> None:
+    def __init__(self, data_dir: str, runtime_dir: str, shards: Iterable[int]) -> None:
         self._data_dir, self._runtime_dir = data_dir, runtime_dir
-        self._boards = [BoardView(path_of(runtime_dir, shard)) for shard in range(shards)]
+        self._boards = {shard: BoardView(path_of(runtime_dir, shard)) for shard in shards}
         self._lock = threading.Lock()
         self.places = Places()
         self.files = OsFiles()
@@ -60,7 +61,8 @@ class Streams:
         Raise Refused if the shard has not published the range yet.
         """
         with self._lock:
-            found = self._boards[shard].range_of(queue_id) if shard < len(self._boards) else None
+            board = self._boards.get(shard)
+            found = board.range_of(queue_id) if board is not None else None
         if found is None:
             raise Refused(
                 Answer(503, "unavailable", f"shard {shard} has not said yet what the stream holds")

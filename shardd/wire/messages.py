@@ -5,8 +5,10 @@ A ZeroMQ message is one part. Its first 16 bytes are the same for all messages:
      0  u8   kind        one of the constants below
      1  u8   WIRE_VERSION
      2  u16  peer        number of the front door (0..F-1), or CONTROLLER
-     4  u32  incarnation of that peer: a new, higher number each time its process starts
-     8  u32  epoch of the shard: a new number each time the shard's process starts
+     4  u32  incarnation of that peer: a new, higher number each time its process starts, and for
+             each of its sessions to a shard of another node
+     8  u32  epoch of the shard: a new number each time the shard's process starts, and for each
+             session of a peer on another node
     12  u32  shard       number of the shard
 
 The receiver drops a message whose incarnation or epoch is not the one it knows: the message is
@@ -153,9 +155,28 @@ class Join(Message, tag="join", frozen=True):
     A Join with a new incarnation also says that the former process of this peer is gone: the shard
     removes all consumers of that process and requeues its unsettled deliveries. A Join with a lower
     incarnation than the shard has heard of is a late message of a process that is gone.
+
+    A peer on another node joins once in each session (session.py), with an incarnation of its own
+    for each. The shard puts the name of the session in the place of `endpoint`. If the incarnation
+    is too low, the shard answers with Outdated.
+
+    `process` is the incarnation by which the controller knows a front door; 0: that of the header.
+    `term` is that of a controller in a cluster. A Join of a lower term than the last is dropped.
     """
 
     endpoint: str
+    process: int = 0
+    term: int = 0
+
+
+class Outdated(Message, tag="outdated", frozen=True):
+    """Refuse the Join of a session, because the shard has had one with a higher incarnation.
+
+    `lowest` is the lowest incarnation that the shard takes from this peer. The peer begins another
+    session with it. This happens when the clock of a host was set back.
+    """
+
+    lowest: int
 
 
 class Hello(Message, tag="hello", frozen=True):
@@ -936,12 +957,12 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 Control = (
-    Join | Hello | FrontDoorGone | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted
-    | FirstConsumer | Stats | ListQueues | QueueIds | StatsReply | Alarm | Attach | AttachPart
-    | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch | StoreOffset
-    | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds | MarkReached
-    | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got
-    | Count | CountUnsettled | UnsettledCount | DeadLetterUpTo | Purge | DeadLetters
+    Join | Outdated | Hello | FrontDoorGone | Assign | CreateQueues | DeleteQueue | DropVhost
+    | AutoDeleted | FirstConsumer | Stats | ListQueues | QueueIds | StatsReply | Alarm | Attach
+    | AttachPart | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch
+    | StoreOffset | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds
+    | MarkReached | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got | Count
+    | CountUnsettled | UnsettledCount | DeadLetterUpTo | Purge | DeadLetters
     | DeadLettersPublished | DedupAsk | DedupVerdicts | DedupOutcome | DedupForget | Reserve
     | Redeem | Unreserve | Done | Refused
 )  # fmt: skip

@@ -110,6 +110,7 @@ def _show_version(wanted: bool) -> None:
 
 # The commands that have commands of their own: the module and the application of typer of each.
 GROUPS: Final = {
+    "cluster": "cluster.app",
     "context": "context_commands.app",
     "diagnostics": "diagnostics.app",
     "route": "routes.route",
@@ -219,6 +220,7 @@ def options(
     }
     given = {name: value for name, value in early.items() if value is not None}
     context.default_map = dict.fromkeys(COMMANDS, given)
+    context.default_map["start"] = {"context": named} if named is not None else {}
     context.default_map |= {name: _DefaultsOfGroup(given) for name in (*GROUPS, *FORMER)}
 
 

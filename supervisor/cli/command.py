@@ -49,6 +49,15 @@ Node = Annotated[
         autocompletion=complete_contexts,
     ),
 ]
+Context = Annotated[
+    str,
+    typer.Option(
+        "--context",
+        "-n",
+        help="Name of a context: shardctl context.",
+        autocompletion=complete_contexts,
+    ),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(envvar="SHARDMQ_DATA_DIR", help="Data directory of the broker on this host."),
@@ -74,6 +83,8 @@ ASKING: dict[str, tuple[Any, Any]] = {
     "timeout": (Timeout, TIMEOUT_S),
 }
 LOCAL: dict[str, tuple[Any, Any]] = {"node": (Node, "")}
+# Of `start`, where --node names a node of a cluster. An early -n comes here by the name `node`.
+LOCAL_START: dict[str, tuple[Any, Any]] = {"context": (Context, "")}
 QUIET: dict[str, tuple[Any, Any]] = {"quiet": (Quiet, False)}
 SHOWING: dict[str, tuple[Any, Any]] = {
     "formatter": (Formatter, "table"),
@@ -108,7 +119,10 @@ def bound(function: Command) -> Command:
     parameters = inspect.signature(function).parameters
     hints = get_type_hints(function, include_extras=True)
     asks = next(iter(parameters), "") == "api"
+    starts = function.__name__ == "start"
     added = ASKING if asks else LOCAL if "data_dir" in parameters else {}
+    if starts:
+        added = LOCAL_START
     added = added | (SHOWING if hints.get("return") is Rows else {})
     if not added:
         return function
@@ -120,13 +134,13 @@ def bound(function: Command) -> Command:
         check_formatter(options.get("formatter", "table"))
         if asks:
             found = function(_api(options, by_flag), **given)
-        elif "node" in options:
-            # A context in use says where a broker runs, not where another one starts.
-            if options["node"] or function.__name__ != "start":
-                here = data_dir_here(options["node"], given["data_dir"], "data_dir" in by_flag)
-                given["data_dir"] = here
+        elif not starts and "node" not in options:
             found = function(**given)
         else:
+            named = options["context" if starts else "node"]
+            # A context in use says where a broker runs, not where another one starts.
+            if named or not starts:
+                given["data_dir"] = data_dir_here(named, given["data_dir"], "data_dir" in by_flag)
             found = function(**given)
         if isinstance(found, Rows):
             formatter = "json" if options["as_json"] else options["formatter"]

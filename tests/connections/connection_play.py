@@ -346,7 +346,7 @@ class Play:
         self.line = Line()
         self.publishing = Publishing()
         self.config = BrokerConfig(
-            runtime_dir="nowhere", door=0, shards=2, listen_fds=[], boot="1", **config
+            runtime_dir="nowhere", door=0, shards=[0, 1], listen_fds=[], boot="1", **config
         )
         self.loop = PassLoop(self.aio, self.shards, self.publishing, shards=2, tick_us=tick_us)  # type: ignore[arg-type]
         counts = Counts()

@@ -90,7 +90,12 @@ class Door:
         self.spans: list[Span] = []
         self.aio = self.new_loop()
         config = BrokerConfig(
-            runtime_dir="nowhere", door=0, shards=SHARDS, listen_fds=[], boot="1", **settings
+            runtime_dir="nowhere",
+            door=0,
+            shards=list(range(SHARDS)),
+            listen_fds=[],
+            boot="1",
+            **settings,
         )
         self.line = Line()
         for change in (

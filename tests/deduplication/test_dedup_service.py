@@ -31,7 +31,7 @@ class FakeLinks:
     """Two shards that answer when the test says so."""
 
     def __init__(self) -> None:
-        self.links = [SimpleNamespace(shard=shard, up=True) for shard in range(2)]
+        self.links = self.known = [SimpleNamespace(shard=shard, up=True) for shard in range(2)]
         self.asked: list[tuple[int, Any, asyncio.Future[Any]]] = []
         self.told: list[tuple[int, Any]] = []
 

@@ -28,7 +28,7 @@ class Remembering:
         self.queue = QueuePut(
             "/", "q", 7, 0, arguments={"x-message-deduplication": True, **arguments}
         )
-        self.links = [SimpleNamespace(shard=0, up=True)]
+        self.links = self.known = [SimpleNamespace(shard=0, up=True)]
         self.now = 0
         self._shard = DedupIds()
         self._service = DedupService(self)

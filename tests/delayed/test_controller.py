@@ -22,6 +22,7 @@ from shardmq.broker.model.changes import (
     QueuePut,
     VhostPut,
 )
+from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove, Unbind
 from tests.support.catalogs import rebuilt, state
 
@@ -34,7 +35,7 @@ class Bench:
         self.catalog.apply(VhostPut("/"))
         self._ids = iter(range(1, 100))
         self._decisions = Decisions(
-            self.catalog, lambda: next(self._ids), lambda: "name", lambda vhost, name: 1
+            self.catalog, lambda: next(self._ids), lambda: "name", Placement([1])
         )
 
     def decide(self, ask: Any) -> Decision:

@@ -21,15 +21,19 @@ from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
 from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.cluster_view import ClusterView
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.loading import load_or_begin
 from shardmq.broker.controller.management.app import api_app
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.http_connections import SERVER
 from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
+from shardmq.broker.controller.node_facts import facts_of
 from shardmq.broker.controller.peers.presence import Presence
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.model.changes import AnyChange, QueuePut
+from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import ConnectionInfo, DoorReport
 from shardmq.shardd.wire import messages as wire
 
@@ -74,6 +78,9 @@ class FakeShards:
         self.are_empty = False  # then queues may be deleted if they are empty
         self.streams: list[wire.StreamStats] = []
         self.process: dict[int, dict[str, float]] = {0: {"rss_bytes": 1.0}, 1: {}}
+
+    def is_away(self, shard: int) -> bool:
+        return False
 
     def request(
         self, shard: int, message: Callable[[int], wire.Message], wait_s: float = 1.0
@@ -250,7 +257,9 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     config = ControllerConfig(data_dir=str(tmp_path), runtime_dir=str(tmp_path), boot="b", shards=2)
     definitions = Definitions(tmp_path, "b")
     shards, doors, presence = FakeShards(), FakeDoors(), Presence()
-    authority = Authority(load_or_begin(definitions, config), definitions, doors, shards, presence)
+    placement = Placement(range(config.shards))
+    catalog = load_or_begin(definitions, config)
+    authority = Authority(catalog, definitions, doors, shards, presence, placement)
     presence.up(
         ConnectionInfo(
             OWNER,
@@ -291,8 +300,15 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     (tmp_path / "status.json").write_text(json.dumps(status))
     writer = asyncio.create_task(authority.run())
     clock = Clock()
+    view = ClusterView(0, NODE, (0, 1), lambda: facts_of(config, context.memory))
     context = Context(
-        authority, presence, shards, doors, lambda: config, StatsCollector(shards, doors, clock)
+        authority,
+        presence,
+        shards,
+        doors,
+        lambda: config,
+        StatsCollector(shards, doors, clock),
+        view,
     )  # type: ignore[arg-type]
     server = TestServer(api_app(context))
     await server.start_server(**SERVER)

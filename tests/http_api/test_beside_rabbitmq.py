@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from shardmq.broker.controller.management.metrics.object_metrics import churn_rates
-from shardmq.broker.controller.management.resources.processes import node
+from shardmq.broker.controller.management.resources.processes import own_node
 from tests.http_api.conftest import CONNECTION, Api
 from tests.http_api.test_api import make
 
@@ -128,7 +128,7 @@ async def be_sampled(api: Api) -> None:
     stats = api.context.stats
     now = stats._clock
     stats._clock = lambda: now() - 5.0
-    stats.noted = [partial(churn_rates, api.context), partial(node, api.context)]
+    stats.noted = [partial(churn_rates, api.context), partial(own_node, api.context)]
     await stats.sample()
     stats._clock = now
 

@@ -167,7 +167,7 @@ async def test_a_process_short_of_files_is_an_alarm(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "shardmq.broker.controller.management.resources.processes.open_files",
+        "shardmq.broker.controller.node_facts.open_files",
         lambda pid: (95, 100) if pid == 1 else (5, 100),
     )
     status, said = await api.call("GET", "/api/health/checks/alarms")

@@ -21,6 +21,7 @@ from shardmq.broker.front_door.links.catalog_requests import Reply
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, ExchangePut, QueuePut, VhostPut
 from shardmq.broker.model.checks import Refusal
+from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import (
     Answer,
     Ask,
@@ -84,7 +85,7 @@ class World:
         self.catalog = Catalog(routes=False)
         ids = itertools.count(10)
         self.decisions = Decisions(
-            self.catalog, lambda: next(ids), lambda: "amq.gen", lambda vhost, name: 0
+            self.catalog, lambda: next(ids), lambda: "amq.gen", Placement([0])
         )
         self.catalog.apply_all(
             [

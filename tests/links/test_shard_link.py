@@ -334,7 +334,7 @@ class FakeLane:
 def test_messages_are_handled_in_the_order_they_were_sent_and_a_bad_one_harms_no_other(
     scene: Scene,
 ) -> None:
-    inbox = ShardInbox(SimpleNamespace(), [scene.link], INCARNATION, "nowhere", scene)  # type: ignore[arg-type]
+    inbox = ShardInbox(SimpleNamespace(), [scene.link], "nowhere", scene)  # type: ignore[arg-type]
     first, second = (envelope.control(*scene.who(), wire.Cancelled(number)) for number in (1, 2))
     damaged = first[: wire.HEADER_BYTES] + b"\xff"
     lane: Any = FakeLane([first, damaged])
@@ -353,7 +353,7 @@ def test_messages_are_handled_in_the_order_they_were_sent_and_a_bad_one_harms_no
 def test_what_a_shard_that_is_gone_wrote_into_the_ring_is_read_when_the_word_for_it_comes_by_zmq(
     scene: Scene,
 ) -> None:
-    inbox = ShardInbox(SimpleNamespace(), [scene.link], INCARNATION, "nowhere", scene)  # type: ignore[arg-type]
+    inbox = ShardInbox(SimpleNamespace(), [scene.link], "nowhere", scene)  # type: ignore[arg-type]
     shared, others = shared_by_two(mmap.mmap(-1, lane.MEMORY_BYTES))
     by_zmq = list[bytes]()
     ours = scene.link.lane = lane.Lane(shared, scene.who(), by_zmq.append, at_shard=False)
@@ -374,7 +374,7 @@ def test_what_a_shard_that_is_gone_wrote_into_the_ring_is_read_when_the_word_for
 
 
 def test_of_an_older_process_only_control_messages_are_read(scene: Scene) -> None:
-    inbox = ShardInbox(SimpleNamespace(), [scene.link], INCARNATION, "nowhere", scene)  # type: ignore[arg-type]
+    inbox = ShardInbox(SimpleNamespace(), [scene.link], "nowhere", scene)  # type: ignore[arg-type]
     waits = Waits()
     scene.publish(waits)
     scene.link.flush()

@@ -129,7 +129,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     runtime.mkdir()
     shards = [FakeShard(runtime, number) for number in range(2)]
     heard = Heard()
-    config = BrokerConfig(runtime_dir=str(runtime), door=0, shards=2, listen_fds=[], boot="b")
+    config = BrokerConfig(runtime_dir=str(runtime), door=0, shards=[0, 1], listen_fds=[], boot="b")
     links = ShardLinks(config, 99, heard)
     links.tick()  # its front door may still wait for the catalog
     starting = asyncio.create_task(links.start())

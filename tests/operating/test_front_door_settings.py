@@ -11,7 +11,7 @@ from shardmq.broker.shared.config import BrokerConfig, ConfigError, read_config
 LEAST: dict[str, Any] = {
     "runtime_dir": "/run/shardmq",
     "door": 0,
-    "shards": 2,
+    "shards": [0, 1],
     "listen_fds": [3],
     "boot": "b1",
 }

@@ -30,6 +30,7 @@ from shardmq.broker.model.changes import (
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.model.values import SHARDS_PER_EXCHANGE_MAX
 from shardmq.broker.routing import route
+from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
 from tests.support.catalogs import rebuilt
 
@@ -45,7 +46,7 @@ class World:
         self.catalog.apply(VhostPut("/"))
         self._last_id = 0
         self.decisions = Decisions(
-            self.catalog, self._new_id, lambda: "name", lambda vhost, name: 0, shards
+            self.catalog, self._new_id, lambda: "name", Placement(range(shards))
         )
         self.follows = True  # changes of the number go through at once
         self.watch: str | None = None  # an exchange that must have a route after each single change
@@ -587,9 +588,7 @@ def test_missing_shard_queues_and_bindings_are_made_again_at_the_start() -> None
 def test_a_start_with_more_shard_processes_gives_auto_more_shards() -> None:
     world = World(2)
     world.declare(x_shards="auto")
-    world.decisions = Decisions(
-        world.catalog, lambda: 100, lambda: "name", lambda vhost, name: 0, 3
-    )
+    world.decisions = Decisions(world.catalog, lambda: 100, lambda: "name", Placement(range(3)))
     world.restart()
     assert sorted(queue.shard for queue in world.vhost.parts("e")) == [0, 1, 2]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmq.supervisor.config import FrontDoors, Settings, Shards, Tls, Tracing
-from shardmq.supervisor.plan import STAGES, Listening, children, shard_count
+from shardmq.supervisor.plan import STAGES, ClusterPlan, Listening, children, shard_count
 
 
 def listening(doors: int) -> Listening:
@@ -89,3 +89,27 @@ def test_the_controller_alone_is_told_where_spans_go(monkeypatch: pytest.MonkeyP
     controller, *others = children(Settings(), 1, "/run", "b", listening(1))
     assert controller.section["tracing"] is None
     assert [each.section.get("tracing_ratio") for each in others] == [None, None]
+
+
+@pytest.mark.parametrize("doors", [0, 2])
+def test_in_a_cluster_shards_and_front_doors_have_numbers_of_the_cluster(doors: int) -> None:
+    keys = {"public": "p", "secret": "s", "silent_s": 9.0}
+    cluster = ClusterPlan(3, (5, 8), (20, 21), keys)
+    settings = Settings(front_doors=FrontDoors(count=doors))
+    controller, *others = children(settings, 2, "/run", "b", listening(2), cluster)
+    assert controller.section["own_shards"] == (5, 8)
+    assert controller.section["session_keys"] == keys
+    shards = [each for each in others if each.kind == "shard"]
+    assert [each.name for each in shards] == ["shard-5", "shard-8"]
+    sections = [each.section if doors else each.section["shard"] for each in shards]
+    assert [each["session_fd"] for each in sections] == [20, 21]
+    assert all(fd in each.fds for fd, each in zip((20, 21), shards, strict=True))
+    assert all(each["session_keys"] == keys for each in sections)
+    found = [each.section if doors else each.section["front_door"] for each in others[-2:]]
+    assert [(each["door"], each["shards"]) for each in found] == [(768, (5, 8)), (769, (5, 8))]
+    assert all(each["session_keys"] == keys for each in found)
+
+
+def test_without_a_cluster_nobody_has_keys_or_a_socket_for_other_nodes() -> None:
+    for each in children(Settings(), 2, "/run", "b", listening(1)):
+        assert each.section.get("session_keys") is None and "session_fd" not in each.section

@@ -76,6 +76,9 @@ class FakeShards:
         self._number = 0
         self._held: list[tuple[Future[Any], Any]] = []
 
+    def is_away(self, shard: int) -> bool:
+        return False
+
     def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]:
         self._number += 1
         sent = message(self._number)

@@ -45,7 +45,9 @@ class Links:
         self.packer = packer.Packer(shards)
         self.vhost = "/"
         self.waiting: list[Any] = []
-        self.links = [SimpleNamespace(shard=shard, up=True, epoch=1) for shard in range(shards)]
+        self.links = self.known = [
+            SimpleNamespace(shard=shard, up=True, epoch=1) for shard in range(shards)
+        ]
         self.told: list[tuple[int, wire.Message]] = []
         self.asked: list[tuple[int, Any, asyncio.Future[Any]]] = []
 

@@ -65,6 +65,7 @@ class Ledger:
     def __init__(self) -> None:
         self.complaints: list[str] = []
         self.kills: list[float] = []  # of shards
+        self.cuts: list[float] = []  # of connections to shards
         self.deaths = 0  # of whatever process
         self.deliveries = 0
         self._comings: Counter[str] = Counter()  # of consumers, by queue
@@ -127,6 +128,12 @@ class Ledger:
             self.deaths += 1
             if shards:
                 self.kills.append(now)
+
+    def was_cut(self, now: float) -> None:
+        """Note that a connection to a shard ended at `now`: what its peer held comes again."""
+        with self._lock:
+            self.deaths += 1
+            self.cuts.append(now)
 
     def consumer_came(self, queue: str) -> None:
         """Note a new consumer of the queue: the messages that the one before it held go back."""
@@ -214,10 +221,13 @@ class Ledger:
         """Complain of a message that came again after its ack, unless a kill explains it.
 
         The kill must be between the delivery and the time when the acknowledgement was surely on
-        disk.
+        disk. A cut must be before the shard was known to have the acknowledgement.
         """
         first, last = arrived.handed_out_at[number], arrived.settled_at[number] + ACK_LASTS_S
         at = bisect_left(self.kills, first)
+        cut_at = bisect_left(self.cuts, first)
+        if cut_at < len(self.cuts) and self.cuts[cut_at] <= arrived.settled_at[number]:
+            return
         if at == len(self.kills) or self.kills[at] > last:
             age = now - arrived.settled_at[number]
             self._complain(

@@ -174,7 +174,9 @@ class World:
         self.heard: list[deque[bytes]] = [deque() for _ in range(shards)]  # from the shards
         self.shards: list[Shard | None] = [None] * shards
         self.epochs = [0] * shards
-        config: Any = SimpleNamespace(door=0, shards=shards, runtime_dir="nowhere", bodies_bytes=0)
+        config: Any = SimpleNamespace(
+            door=0, shards=range(shards), runtime_dir="nowhere", bodies_bytes=0, session_keys=None
+        )
         self.links = Links(config, DOOR, self)  # type: ignore[arg-type] # it hears what is looked at here
         controller: Any = SimpleNamespace(ask=self.ask, say=self.said)
         self.consuming = Consuming(self.links, controller, SimpleNamespace(now=0.0))

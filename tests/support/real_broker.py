@@ -26,6 +26,11 @@ LOG_LINES_SHOWN = 60
 SOURCE = Path(__file__).resolve().parents[2]
 # With this variable set, each broker has its front doors in the processes of the shards.
 COMBINED = "SHARDMQ_TEST_COMBINED"
+# With this variable set, the front doors and the controller of each broker reach its shards by TCP,
+# as those of another node do.
+REMOTE = "SHARDMQ_TEST_REMOTE"
+COMMAND = ("shardmq.supervisor.cli.app", "start")
+REMOTE_COMMAND = ("tests.support.remote_broker",)
 
 
 class RealBroker:
@@ -44,12 +49,18 @@ class RealBroker:
         shards: int = 2,
         front_doors: int = 1,
         more: tuple[str, ...] = (),
-        command: tuple[str, ...] = ("shardmq.supervisor.cli.app", "start"),
+        command: tuple[str, ...] = COMMAND,
         environment: Mapping[str, str] | None = None,
+        remote_shards: bool = False,
     ) -> None:
-        """Start a broker; `environment` is added to the environment of this process."""
+        """Start a broker; `environment` is added to the environment of this process.
+
+        With `remote_shards` its shards are reached by TCP, as if they were on another node.
+        """
         self.data_dir = data_dir
         self._environment = {**os.environ, **(environment or {})}
+        if remote_shards or (os.environ.get(REMOTE) and command == COMMAND):
+            command = REMOTE_COMMAND
         self._command = command
         if os.environ.get(COMBINED):
             front_doors = 0

@@ -37,6 +37,7 @@ from shardmq.broker.model.changes import (
     VhostPut,
 )
 from shardmq.broker.model.passwords import DEFAULT_ALGORITHM
+from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import (
     Answer,
     Bind,
@@ -82,7 +83,12 @@ class World:
         self.catalog.apply(put)
         self.doors, self.shards, self.presence = FakeDoors(self.catalog), FakeShards(), Presence()
         self.authority = Authority(
-            self.catalog, self.definitions, self.doors, self.shards, self.presence
+            self.catalog,
+            self.definitions,
+            self.doors,
+            self.shards,
+            self.presence,
+            Placement([0]),
         )
 
     async def ask(self, request: Any, owner: str = ME) -> Answer:

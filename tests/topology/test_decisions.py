@@ -15,6 +15,7 @@ from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingPut, ExchangePut, QueuePut, VhostPut
 from shardmq.broker.model.checks import Refusal
+from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import Bind, BindMany, ExchangeRemove, QueueRemove
 
 MANY = BINDINGS_AT_ONCE_MAX + 1
@@ -48,7 +49,7 @@ def test_no_single_change_takes_many_bindings_along(
         catalog.apply(change)
     vhost = catalog.vhosts["/"]
     left = len(list(vhost.bindings()))
-    decision = Decisions(catalog, lambda: 2, lambda: "name", lambda vhost, name: 0).decide(ask, "")
+    decision = Decisions(catalog, lambda: 2, lambda: "name", Placement([0])).decide(ask, "")
     for change in decision.changes:
         before, left = left, len(list(vhost.bindings()))
         catalog.apply(change)
@@ -79,7 +80,7 @@ def test_many_binds_are_done_up_to_the_first_that_is_refused(
             QueuePut("/", "mine", 2, 0, owner="me"), QueuePut("/", "theirs", 3, 0, owner="you"),
         ])  # fmt: skip
     single, many = (
-        Decisions(catalog, lambda: 2, lambda: "name", lambda vhost, name: 0) for catalog in catalogs
+        Decisions(catalog, lambda: 2, lambda: "name", Placement([0])) for catalog in catalogs
     )
     changes: list[AnyChange] = []
     refused: Refusal | None = None

@@ -18,7 +18,8 @@ from tests.reference import wire as reference
 
 SPEC = wire.QueueSpec(7, "/", "orders", True, False, False, {"x-message-ttl": 1000})
 CONTROL: list[wire.Control] = [
-    wire.Join("ipc:///run/door-0.sock"),
+    wire.Join("ipc:///run/door-0.sock", 99, 3),
+    wire.Outdated(100),
     wire.Hello(4711, True),
     wire.FrontDoorGone(0, 99),
     wire.Assign([SPEC], False, [3]),

@@ -10,6 +10,7 @@ from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import AnyChange, QueuePut
 from shardmq.broker.model.checks import Refusal
+from shardmq.broker.routing.placement import Placement
 
 NOT_FOUND = 404
 BAD_REQUEST = 400
@@ -55,16 +56,14 @@ class Inputs(NamedTuple):
 
     new_queue_id: returns an id that no queue had before.
     new_name: returns a name for a queue that was declared without one.
-    place: returns the shard for a new queue, by vhost and name.
-    shards: the number of shard processes.
+    placement: the shards that new queues are placed on.
     leaving: ids of queues whose shard was asked whether they may go, and has not answered.
     """
 
     catalog: Catalog
     new_queue_id: Callable[[], int]
     new_name: Callable[[], str]
-    place: Callable[[str, str], int]
-    shards: int
+    placement: Placement
     leaving: Container[int]
 
     def vhost(self, name: str) -> Vhost:

@@ -46,6 +46,7 @@ from shardmq.broker.model.changes import (
 )
 from shardmq.broker.model.checks import PRECONDITION_FAILED, Refusal
 from shardmq.broker.model.policies import Policies
+from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import (
     Bind,
     BindMany,
@@ -96,11 +97,10 @@ class Decisions:
         catalog: Catalog,
         new_queue_id: Callable[[], int],
         new_name: Callable[[], str],
-        place: Callable[[str, str], int],
-        shards: int = 1,
+        placement: Placement,
         leaving: Container[int] = (),
     ) -> None:
-        self._inputs = Inputs(catalog, new_queue_id, new_name, place, shards, leaving)
+        self._inputs = Inputs(catalog, new_queue_id, new_name, placement, leaving)
 
     def decide(self, request: Any, owner: str) -> Decision:
         """Decide about a request of the connection `owner` ("" for none). Raises Refusal."""

@@ -42,7 +42,7 @@ def declare(inputs: Inputs, ask: QueueDeclare, owner: str) -> Decision:
         ask.vhost,
         name,
         inputs.new_queue_id(),
-        inputs.place(ask.vhost, name),
+        inputs.placement.place(ask.vhost, name),
         durable,
         ask.auto_delete,
         owner if ask.exclusive else "",

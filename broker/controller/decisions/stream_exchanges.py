@@ -34,7 +34,7 @@ def check_shard_set(inputs: Inputs, vhost: Vhost, put: ExchangePut) -> None:
     What only a policy asks for is never the client's fault, and not checked here.
     """
     shard_sets.check_arguments(put)
-    want = shard_sets.by_arguments(inputs.catalog, put, inputs.shards)
+    want = shard_sets.by_arguments(inputs.catalog, put, inputs.placement.count)
     if want is not None:
         longest = want.name(put.name, want.number - 1)
         checks.check_new_name("queue", longest)
@@ -92,7 +92,7 @@ def reshape(
     """Add to the decision what leads an exchange to the shard queues that it is to have."""
     exchange = vhost.exchanges.get(name)
     want = (
-        shard_sets.wanted(inputs.catalog, vhost, exchange, inputs.shards)
+        shard_sets.wanted(inputs.catalog, vhost, exchange, inputs.placement.count)
         if exchange is not None
         else None
     )
@@ -115,7 +115,7 @@ def reshape(
     new = sum(put.vhost == vhost.name and put.name not in vhost.queues for put in decision.create)
     there = len(vhost.queues) - vhost.hidden_queues + new
     room = want.number if most is None else max(0, most - there)
-    reshaping = Reshaping(vhost, exchange, want, inputs.shards, inputs.leaving, in_steps)
+    reshaping = Reshaping(vhost, exchange, want, inputs.placement, inputs.leaving, in_steps)
     done = reshaping.run(inputs.new_queue_id, room)
     decision.changes += done.changes
     decision.create += done.created + done.told

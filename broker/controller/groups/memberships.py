@@ -58,12 +58,14 @@ AnswerTo = Callable[[int, str, dict[str, Any]], None]
 class Memberships:
     """The consumers of virtual queues at all front doors."""
 
-    def __init__(self, catalog: Catalog, links: DoorLinks, shards: ShardLinks, doors: int) -> None:
-        """Prepare for so many front doors, numbered from 0."""
+    def __init__(
+        self, catalog: Catalog, links: DoorLinks, shards: ShardLinks, doors: Iterable[int]
+    ) -> None:
+        """Prepare for the front doors with these numbers."""
         self._catalog = catalog
         self._links = links
         self._shards = shards
-        self._awaited = set(range(doors))
+        self._awaited = set(doors)
         # The newest queue that front doors know.
         self._told = max((queue.id for queue in catalog.index.all()), default=0)
         self.groups = Groups(random.randrange)

@@ -71,6 +71,7 @@ from shardmq.broker.controller.management.responses.json_body import (
 )
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
 from shardmq.broker.controller.management.responses.long_responses import ResponseBody, in_one_part
+from shardmq.broker.controller.nodes.streams import LOCAL, METRICS
 from shardmq.broker.shared import rights
 
 BACKLOG = 128
@@ -96,9 +97,27 @@ Endpoint = Callable[[web.Request], Awaitable[Answer]]
 class Servers:
     """The servers and tasks that `start` has started."""
 
-    def __init__(self, runners: list[web.AppRunner], tasks: Iterable[asyncio.Task[None]]) -> None:
+    def __init__(
+        self, context: Context, runners: list[web.AppRunner], tasks: Iterable[asyncio.Task[None]]
+    ) -> None:
+        self._context = context
         self._runners = runners
         self._tasks = tuple(tasks)
+
+    def connection(self, service: str) -> asyncio.Protocol:
+        """Return the protocol of a connection to `service` that another node relays."""
+        api, metrics = self._runners
+        server = (metrics if service == METRICS else api).server
+        assert server is not None, "the runners are set up"
+        if service == LOCAL:
+            return server()
+        context = self._context
+        return http_connections.AdmittingProtocol(
+            context.http_connections,
+            server,
+            lambda: context.config.http,
+            context.long_responses.cut_off,
+        )
 
     async def cleanup(self) -> None:
         for task in self._tasks:
@@ -127,7 +146,7 @@ async def start(context: Context, tls: ssl.SSLContext | None = None) -> Servers:
     await serve_shardctl(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
     context.stats.noted.append(Sampler(context).take)
     tasks = (_watch(context, runners), context.stats.keep_sampling())
-    return Servers(runners, map(asyncio.create_task, tasks))
+    return Servers(context, runners, map(asyncio.create_task, tasks))
 
 
 def limited_site(

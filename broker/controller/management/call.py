@@ -29,7 +29,6 @@ from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.login import LOCAL
 from shardmq.broker.controller.management.responses.schemas import Schema
 from shardmq.broker.controller.policies import key_missing
-from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.model import tables
 from shardmq.broker.model.catalog import Vhost
@@ -146,10 +145,23 @@ class Call:
         """Return a part of the path, by its name in the Route."""
         return self.request.match_info[name]
 
-    def check_node(self) -> None:
-        """Raise 404 if the path names another node than this one."""
-        if self.request.match_info.get("node", NODE) != NODE:
+    @property
+    def via(self) -> str:
+        """The name of the node that was called; it may relay the call to this one."""
+        transport = self.request.transport
+        opening = None if transport is None else transport.get_extra_info("opening")
+        return self.context.cluster.own if opening is None else str(opening.node)
+
+    def node(self) -> str:
+        """Return the node in the path, else the one that was called. Raises 404 if unknown."""
+        name = self.request.match_info.get("node", self.via)
+        if all(node.name != name for node in self.context.cluster.nodes):
             raise not_found()
+        return name
+
+    def check_node(self) -> None:
+        """Raise 404 if the path names an unknown node."""
+        self.node()
 
     def flag(self, name: str) -> bool:
         """Return a condition in the query, False if there is none.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.cluster_view import ClusterView
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.groups.groups import Groups
 from shardmq.broker.controller.management.host_header import RefusalLog
@@ -44,6 +46,7 @@ class Context:
     links: DoorLinks
     config_now: Callable[[], ControllerConfig]
     stats: StatsCollector
+    cluster: ClusterView
     groups: Groups = field(default_factory=lambda: Groups(lambda count: 0))
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     logins: Logins = field(default_factory=Logins)
@@ -57,7 +60,9 @@ class Context:
     long_responses: LongResponses = field(default_factory=LongResponses)
     sorted_queues: SortedQueues = field(default_factory=SortedQueues)
     churn_rates: Rates = field(default_factory=Rates)
-    node_rates: Rates = field(default_factory=lambda: Rates(may_fall=True))
+    node_rates: dict[str, Rates] = field(
+        default_factory=lambda: defaultdict(lambda: Rates(may_fall=True))
+    )
     past: Past = field(default_factory=Past)
     refusal_log: RefusalLog = field(default_factory=RefusalLog)
     http_logins: LoginCounts = field(default_factory=LoginCounts)

@@ -18,6 +18,7 @@ from shardmq.broker.controller.management.api_error import (
     not_authorised,
 )
 from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.nodes.streams import LOCAL as LOCAL_SERVICE
 from shardmq.broker.model.changes import UserPut
 from shardmq.broker.shared.failures import UNSEEN
 from shardmq.broker.shared.logins import WRONG, TakesLong, is_loopback
@@ -97,5 +98,10 @@ def _misdirected(context: Context, request: web.Request, reason: str) -> ApiErro
 
 
 def _is_local(request: web.Request) -> bool:
-    sock = None if request.transport is None else request.transport.get_extra_info("socket")
+    if request.transport is None:
+        return False
+    opening = request.transport.get_extra_info("opening")
+    if opening is not None:  # another node relays the call
+        return bool(opening.service == LOCAL_SERVICE)
+    sock = request.transport.get_extra_info("socket")
     return sock is not None and sock.family == socket.AF_UNIX

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -49,10 +49,13 @@ from shardmq.broker.shared.control import (
     OtherVersion,
     Outlived,
     Query,
+    ShardElsewhere,
+    ShardsElsewhere,
     Snapshot,
     SnapshotPart,
     Span,
     SpansEnded,
+    node_of,
 )
 from shardmq.shardd.wire.messages import WIRE_VERSION
 from shardmq.shardd.wire.recent import RecentKeys
@@ -68,6 +71,8 @@ SNAPSHOT_S_MAX = 60.0
 REFUSED_S_MAX = 10.0
 FENCE_S_MAX = 5.0  # a shard may be away; whoever wants a fence asks again
 REPORT_S_MAX = 2.0
+# How long a front door of another node may be cut off before it counts as gone.
+CUT_OFF_S_MAX = 6.0
 # How long after a start a front door that has not come back holds up what the others ask for.
 RETURN_S_MAX = 3.0
 PREFIX = struct.Struct("<I")
@@ -122,6 +127,8 @@ class FrontDoorLink:
     told: the newest version that was sent.
     applied: the newest version that the front door has applied.
     behind_since: the loop time of the oldest change not applied; 0 if there is none.
+    is_relayed: whether another node relays it.
+    lost: when the stream of a relayed one has ended, the timer until it counts as gone.
     """
 
     def __init__(self, hello: DoorHello, transport: asyncio.Transport) -> None:
@@ -131,6 +138,8 @@ class FrontDoorLink:
         self.told = 0
         self.applied = 0
         self.behind_since = 0.0
+        self.is_relayed = transport.get_extra_info("opening") is not None
+        self.lost: asyncio.TimerHandle | None = None
         self._transport = transport
         self._out: list[bytes] = []
         self._flush_planned = False
@@ -246,19 +255,21 @@ class _Stream(asyncio.Protocol):
 class DoorLinks:
     """The links to all connected front doors; set `handler` before `start`."""
 
-    def __init__(self, boot: str, doors: int = 0) -> None:
-        """Prepare for so many front doors, numbered from 0."""
+    def __init__(self, boot: str, doors: Iterable[int] = ()) -> None:
+        """Prepare for the front doors with these numbers."""
         self.alarm = ""
         self.handler: Handler | None = None
         self._boot = boot
         self._doors: dict[int, FrontDoorLink] = {}
         self._gone: dict[int, int] = {}  # by number, the last incarnation that was taken for gone
-        self._expected = set(range(doors))  # front doors not seen since the start
+        self._all = frozenset(doors)
+        self._expected = set(self._all)  # front doors not seen since the start
         self._handed_out = 0
+        # The shards of the cluster by the number of their node.
+        self._elsewhere: dict[int, list[ShardElsewhere]] = {}
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._reports: dict[int, _Gathering] = {}
         self._query = 0
-        self._all = frozenset(range(doors))
         self._fences: dict[int, _Fence] = {}
         self._server: asyncio.Server | None = None
         self._check: asyncio.TimerHandle | None = None
@@ -274,7 +285,7 @@ class DoorLinks:
         path = runtime_dir / SOCKET_NAME
         path.unlink(missing_ok=True)
         self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: _Stream(self), path, backlog=128
+            self.connection, path, backlog=128
         )
         self._cut_laggards()
         self._return = asyncio.get_running_loop().call_later(RETURN_S_MAX, self._expect_no_more)
@@ -292,13 +303,19 @@ class DoorLinks:
             self._server.close()
         # Front doors outlive this process with all they hold, so nobody is told that they are gone.
         self._doors.clear()
+        self._server = None
         for stream in list(self.streams):
             stream.transport.abort()
         while self.streams:
             await asyncio.sleep(0)
 
+    def connection(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection. Its first message names the front door."""
+        return _Stream(self)
+
     def doors(self) -> list[FrontDoorLink]:
-        return list(self._doors.values())
+        """Return the links that are there; a front door that is cut off has none."""
+        return [door for door in self._doors.values() if door.lost is None]
 
     # -- to the front doors --------------------------------------------------------------------
 
@@ -360,6 +377,21 @@ class DoorLinks:
         if found is not None and found.incarnation == incarnation:
             found.send(AssignmentOrders(orders))
 
+    def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Iterable[int]) -> None:
+        """Take the shards of all nodes and the numbers of the front doors of those that live.
+
+        Each front door hears of the shards of other nodes than its own.
+        """
+        self._elsewhere = dict(nodes)
+        self._all = frozenset(doors)
+        for door in self._doors.values():
+            self._tell_shards(door)
+
+    def _tell_shards(self, door: FrontDoorLink) -> None:
+        own = node_of(door.number)
+        shards = [each for node, of in self._elsewhere.items() if node != own for each in of]
+        door.send(ShardsElsewhere(shards))
+
     def set_alarm(self, reason: str) -> None:
         """Tell each front door, and those that come, the alarm of the broker; "" ends it."""
         if reason != self.alarm:
@@ -409,10 +441,11 @@ class DoorLinks:
 
     async def _gather(self, **what: Any) -> list[DoorReport]:
         self._query += 1
-        gathering = self._reports[self._query] = _Gathering(len(self._doors))
+        doors = self.doors()
+        gathering = self._reports[self._query] = _Gathering(len(doors))
         query = self._query
         try:
-            for door in self._doors.values():
+            for door in doors:
                 door.send(Query(query, **what))
             await asyncio.wait_for(gathering.complete.wait(), REPORT_S_MAX)
         except TimeoutError:
@@ -427,13 +460,14 @@ class DoorLinks:
         Returns False when this takes longer than FENCE_S_MAX, and when a front door is away: it may
         still route by what it knew.
         """
-        if not self._all <= self._doors.keys():
+        doors = self.doors()
+        if not self._all <= {door.number for door in doors}:
             return False
         self._query += 1
-        number, fence = self._query, _Fence({door.number for door in self._doors.values()})
+        number, fence = self._query, _Fence({door.number for door in doors})
         self._fences[number] = fence
         try:
-            for door in self._doors.values():
+            for door in doors:
                 door.send(Fence(number))
             await asyncio.wait_for(fence.complete.wait(), FENCE_S_MAX)
         except TimeoutError:
@@ -453,13 +487,15 @@ class DoorLinks:
             raise _Refused
         self._others.pop(message.door, None)
         assert self.handler is not None
-        if message.incarnation <= self._gone.get(message.door, -1):
+        if message.incarnation == self._gone.get(message.door):
             raise _TakenForGone(message.door)
         door = FrontDoorLink(message, transport)
         old = self._doors.get(door.number)
         if old is not None:
             old.cut()
             self._forget(old, back=old.incarnation == door.incarnation)
+        if self._elsewhere:
+            self._tell_shards(door)
         version, changes = self.handler.snapshot()
         door.told = version
         door.behind_since = asyncio.get_running_loop().time()
@@ -499,12 +535,28 @@ class DoorLinks:
             )
 
     def leave(self, door: FrontDoorLink) -> None:
-        """Forget a link that has ended, if its front door has no newer one."""
+        """Forget a link that has ended, if its front door has no newer one.
+
+        The stream of a relayed front door may have been cut. It is waited for for a while, because
+        a front door that counts as gone must begin anew, and its clients with it.
+        """
+        if self._doors.get(door.number) is not door:
+            return
+        if door.is_relayed and self._server is not None:
+            loop = asyncio.get_running_loop()
+            door.lost = loop.call_later(CUT_OFF_S_MAX, self._give_up, door)
+        else:
+            self._forget(door, back=False)
+
+    def _give_up(self, door: FrontDoorLink) -> None:
         if self._doors.get(door.number) is door:
+            log.warning("front door %d has been cut off for %g s", door.number, CUT_OFF_S_MAX)
             self._forget(door, back=False)
 
     def _forget(self, door: FrontDoorLink, back: bool) -> None:
         """Forget a link. `back`: the same process has a new link, and keeps what it holds."""
+        if door.lost is not None:
+            door.lost.cancel()
         del self._doors[door.number]
         assert self.handler is not None
         if not back:

@@ -5,6 +5,9 @@ starts says Hello(ready=False) and is given all its queues (Assign). A shard tha
 this controller says Hello(ready=True) and is brought in line with the catalog. A request is sent
 when its shard is ready, and again to each new process of the shard, until it is answered or its
 time is up. So a shard may get every request twice.
+
+Shards of other nodes are learnt of at run time and reached by sessions (shardd/wire/session.py).
+The end of a session is the end of the shard's process to the controller, which joins anew.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import Future
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,10 +25,14 @@ import zmq
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.dialer import Dialer
 from shardmq.shardd.wire.recent import RecentKeys
+from shardmq.shardd.wire.session import SessionKeys, first_incarnation
 
 ANSWER_S_MAX = 15.0  # how long a shard may take to recover before declares on it fail
 STATS_S_MAX = 2.0
+# How long a shard of another node is waited for; then its queues are refused at once.
+AWAY_S_MAX = 3.0
 JOIN_AGAIN_S = 1.0
 ASSIGN_PART_QUEUES = 4096
 # Front doors attach their consumers to a new process of a shard as soon as they hear of it. A queue
@@ -61,14 +68,20 @@ class _Waiting:
 
 
 class Shard:
-    """The state of one shard, as far as the controller knows."""
+    """The state of one shard, as far as the controller knows.
 
-    def __init__(self, number: int, socket: zmq.Socket[bytes]) -> None:
+    `incarnation` is that by which the shard knows the controller. `way` leads to the shard; None:
+    the controller knows nothing but the number.
+    """
+
+    def __init__(self, number: int, incarnation: int) -> None:
         self.number = number
-        self.socket = socket
+        self.incarnation = incarnation
+        self.way: zmq.Socket[bytes] | Dialer | None = None
         self.epoch = 0
         self.pid = 0
         self.ready = False
+        self.gone_at = 0.0  # loop time of the end of the last session
         self.alarm = ""
         self.waiting: dict[int, _Waiting] = {}
         # Auto-delete queues that have had a consumer, in any process of the shard.
@@ -82,15 +95,26 @@ async def _no_doors() -> bool:
 class ShardLinks:
     """The links to all shards.
 
-    Set `handler` before `start`; `fence` is that of the links to the front doors.
+    There are `count` shards at first, which are numbered from 0 on; `local` are those of this node,
+    None for all. In a cluster, `keys` let the controller in at shards of other nodes, and `term` is
+    that in which this controller leads. Set `handler` before `start`; `fence` is that of the links
+    to the front doors.
     """
 
-    def __init__(self, count: int, incarnation: int) -> None:
-        self.count = count
+    def __init__(
+        self,
+        count: int,
+        incarnation: int,
+        local: Sequence[int] | None = None,
+        keys: SessionKeys | None = None,
+        term: int = 0,
+    ) -> None:
         self.handler: Handler | None = None
         self.fence: Callable[[], Awaitable[bool]] = _no_doors
-        self.shards: list[Shard] = []
+        self.shards = [Shard(number, incarnation) for number in range(count)]
+        self._local = range(count) if local is None else local
         self._incarnation = incarnation
+        self._keys, self._term = keys, term
         self._endpoint = ""
         self._number = 0
         self._context = zmq.Context()
@@ -105,18 +129,79 @@ class ShardLinks:
         # What may pile up is bounded by WAITING_MAX and by what shards say unasked.
         self._inbox.set_hwm(0)
         self._inbox.bind(self._endpoint)
-        for number in range(self.count):
-            socket = self._context.socket(zmq.PUSH)
+        for number in self._local:
+            socket = self.shards[number].way = self._context.socket(zmq.PUSH)
             socket.set_hwm(0)
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RECONNECT_IVL, 10)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
             socket.connect(f"ipc://{runtime_dir}/shard-{number}.sock")
-            self.shards.append(Shard(number, socket))
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._inbox.fileno(), self._heard)
         self._heard()
         self._join_unknown()
+
+    @property
+    def count(self) -> int:
+        """Return how many shards there are, as far as the controller knows."""
+        return len(self.shards)
+
+    def learn(self, number: int, address: str) -> None:
+        """Reach a shard of another node at this address (tcp://HOST:PORT) from now on.
+
+        Call it behind `start`.
+        """
+        assert self._keys is not None, "only a cluster has other nodes"
+        while len(self.shards) <= number:
+            self.shards.append(Shard(len(self.shards), self._incarnation))
+        shard = self.shards[number]
+        if isinstance(shard.way, Dialer):
+            if shard.way.address == address:
+                return
+            self.forget_shard(number)
+        assert shard.way is None, f"shard {number} is of this node"
+        shard.way = Dialer(
+            self._context,
+            address,
+            self._keys,
+            max(first_incarnation(), shard.incarnation + 1),
+            began=partial(self._session_began, shard),
+            speaks=partial(self._heard_session, shard),
+            ended=partial(self._session_ended, shard),
+        )
+        shard.way.start(asyncio.get_running_loop())
+
+    def forget_shard(self, number: int) -> None:
+        """Take a shard of another node for gone, for good or until it is learnt of again."""
+        shard = self.shards[number]
+        if isinstance(shard.way, Dialer):
+            shard.way.close()
+            shard.way = None
+            self._session_ended(shard)
+
+    def _session_began(self, shard: Shard) -> None:
+        assert isinstance(shard.way, Dialer)
+        shard.incarnation = shard.way.incarnation
+        self._send(shard, self._join())
+
+    def _session_ended(self, shard: Shard) -> None:
+        if shard.ready:
+            log.warning("shard %d is gone", shard.number)
+            shard.gone_at = asyncio.get_running_loop().time()
+        shard.ready = False
+
+    def _heard_session(self, shard: Shard) -> None:
+        """Take messages of a shard of another node, and come back for the rest."""
+        for _ in range(RECEIVE_BURST):
+            message = shard.way.take() if isinstance(shard.way, Dialer) else None
+            if message is None:
+                return
+            self._take(message)
+        assert self._loop is not None
+        self._loop.call_soon(self._heard_session, shard)
+
+    def _join(self) -> wire.Join:
+        return wire.Join(self._endpoint, term=self._term)
 
     async def stop(self) -> None:
         if self._joiner is not None:
@@ -129,7 +214,8 @@ class ShardLinks:
         for shard in self.shards:
             for waiting in shard.waiting.values():
                 waiting.timer.cancel()
-            shard.socket.close()
+            if shard.way is not None:
+                shard.way.close()
         self._inbox.close()
         self._context.term()
 
@@ -194,9 +280,19 @@ class ShardLinks:
 
     def _send(self, shard: Shard, message: Any) -> None:
         data = envelope.control(
-            wire.CONTROLLER, self._incarnation, shard.epoch, shard.number, message
+            wire.CONTROLLER, shard.incarnation, shard.epoch, shard.number, message
         )
-        shard.socket.send(data, AT_ONCE)
+        if isinstance(shard.way, Dialer):
+            shard.way.send(data)
+        elif shard.way is not None:
+            shard.way.send(data, AT_ONCE)
+
+    def is_away(self, shard: int) -> bool:
+        """Return whether the node of a shard has been away for longer than a restart takes."""
+        found = self.shards[shard]
+        if found.ready or not isinstance(found.way, Dialer):
+            return False
+        return asyncio.get_running_loop().time() - found.gone_at > AWAY_S_MAX
 
     def epoch(self, shard: int) -> int:
         """Return the number of the shard's life: each process of the shard has another one."""
@@ -207,8 +303,8 @@ class ShardLinks:
     def _join_unknown(self) -> None:
         """Send Join until each shard has said Hello: it may not have been there for the first."""
         for shard in self.shards:
-            if shard.epoch == 0:
-                self._send(shard, wire.Join(self._endpoint))
+            if shard.epoch == 0 and not isinstance(shard.way, Dialer):  # a session joins once
+                self._send(shard, self._join())
         self._joiner = asyncio.get_running_loop().call_later(JOIN_AGAIN_S, self._join_unknown)
 
     def _heard(self) -> None:
@@ -222,15 +318,18 @@ class ShardLinks:
             # To ask is cheaper than to be told by an exception.
             if not self._inbox.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # this option is an int
                 return
-            try:
-                self._receive(self._inbox.recv(AT_ONCE))
-            except envelope.OtherVersion as error:
-                self._refuse(error)
-            except envelope.WireError as error:
-                log.error("from a shard: %s", error)
-            except Exception:  # one bad message must not make this process deaf to all shards
-                log.exception("a message of a shard cannot be handled")
+            self._take(self._inbox.recv(AT_ONCE))
         self._loop.call_soon(self._heard)
+
+    def _take(self, message: bytes) -> None:
+        try:
+            self._receive(message)
+        except envelope.OtherVersion as error:
+            self._refuse(error)
+        except envelope.WireError as error:
+            log.error("from a shard: %s", error)
+        except Exception:  # one bad message must not make this process deaf to all shards
+            log.exception("a message of a shard cannot be handled")
 
     def _refuse(self, error: envelope.OtherVersion) -> None:
         """Note that the process of a shard speaks another wire version, and answer it once.
@@ -243,17 +342,22 @@ class ShardLinks:
             shard = self.shards[head.shard]
             shard.ready = False
             shard.alarm = f"speaks wire version {error.version}, the controller {wire.WIRE_VERSION}"
-            self._send(shard, wire.Join(self._endpoint))
+            self._send(shard, self._join())
 
     def _receive(self, data: bytes) -> None:
         head = envelope.read(data)
         if head.kind != wire.CONTROL or head.shard >= len(self.shards):
             return
         shard, message = self.shards[head.shard], envelope.read_control(data)
+        if isinstance(shard.way, Dialer) and head.incarnation != shard.incarnation:
+            return  # of an earlier session, or not by a session
         if isinstance(message, wire.Hello):
             self._hello(shard, head.epoch, message)
             return
-        if head.epoch != shard.epoch or head.incarnation != self._incarnation:
+        if isinstance(message, wire.Outdated) and isinstance(shard.way, Dialer):
+            shard.way.outdated(message.lowest)
+            return
+        if head.epoch != shard.epoch or head.incarnation != shard.incarnation:
             return  # from a former process of the shard, or to a former controller
         assert self.handler is not None
         match message:
@@ -286,7 +390,8 @@ class ShardLinks:
         new = epoch != shard.epoch
         if new:
             shard.epoch, shard.pid, shard.ready, shard.alarm = epoch, hello.pid, False, ""
-            self._send(shard, wire.Join(self._endpoint))
+            if not isinstance(shard.way, Dialer):
+                self._send(shard, self._join())
             if not hello.ready:
                 log.info("shard %d (pid %d) starts", shard.number, hello.pid)
                 self._assign(shard, self.handler.queues_of_shard(shard.number))

@@ -49,7 +49,7 @@ from shardmq.broker.model.changes import (
     ShardOf,
 )
 from shardmq.broker.routing.delaying import inner_type
-from shardmq.broker.routing.placement import place
+from shardmq.broker.routing.placement import Placement, place
 
 
 class Reshaped(NamedTuple):
@@ -84,7 +84,7 @@ class Reshaping:
         vhost: Vhost,
         exchange: ExchangePut,
         want: Wanted,
-        shards: int,
+        placement: Placement,
         leaving: Container[int] = (),
         in_steps: bool = True,
     ) -> None:
@@ -95,8 +95,9 @@ class Reshaping:
         in_steps: false where a shard queue was deleted, and nothing of it can be waited for.
         """
         self._leaving = leaving
-        self._vhost, self._exchange, self._want, self._shards = vhost, exchange, want, shards
-        self._first = place(vhost.name, exchange.name, shards)
+        self._vhost, self._exchange, self._want = vhost, exchange, want
+        self._shards = placement.shards
+        self._first = place(vhost.name, exchange.name, placement.count)
         self._parts = {queue.name: queue for queue in vhost.parts(exchange.name)}
         self._done = Reshaped([], [], [], [], [])
         self._bound = {queue.name for queue in self._parts.values() if is_bound(vhost, queue)}
@@ -275,10 +276,9 @@ class Reshaping:
         Among equals it is the next in turn, beginning with a shard that depends on the exchange.
         """
         first = self._first + index
-        shard = min(
-            range(self._shards),
-            key=lambda shard: (self._load[shard], (shard - first) % self._shards),
-        )
+        count = len(self._shards)
+        at = min(range(count), key=lambda at: (self._load[self._shards[at]], (at - first) % count))
+        shard = self._shards[at]
         self._load[shard] += 1
         return shard
 

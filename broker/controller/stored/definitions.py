@@ -70,7 +70,16 @@ class Definitions:
     Every system call goes through `files`.
     """
 
-    def __init__(self, directory: Path, boot: str, files: Files = room.OWNER_ONLY) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        boot: str,
+        files: Files = room.OWNER_ONLY,
+        *,
+        waits_for_others: bool = False,
+    ) -> None:
+        """Prepare. `waits_for_others` says that a sync waits for other nodes, too."""
+        self.waits_for_others = waits_for_others
         self._directory = directory
         self._disk = files
         self._boot = boot

@@ -34,7 +34,8 @@ The front door knows an allotment in one of these states:
 
 A hungry allotment that just asked gets its share: the limit divided by the number of allotments.
 One that has used up a grant and is still hungry gets all that is free, as soon as that is worth a
-batch: few large pieces cost less than many small ones. Whoever became hungry first is first. It
+batch, half of the limit or 1,000: few large pieces cost less than many small ones, and with less
+than half a grant that was once divided would stay divided. Whoever became hungry first is first. It
 keeps its turn for ROUND_S divided by the number of the hungry, so that the same caches stay warm,
 and goes behind the others then. While it uses what it has, its turn goes on. A grant while others
 are hungry says DRAIN at once: what is unused comes back behind the last delivery. STOP takes all
@@ -47,7 +48,9 @@ each other that is hungry, and for the acks of a batch. Cheap: between idle and 
 lie at most four messages (a report, DRAIN to another shard, its report, a grant); from then on a
 grant travels with the acks of a batch.
 
-This file decides only. It knows no socket; `now` is loop time in seconds.
+This file decides only. It knows no socket; `now` is loop time in seconds. With the short way
+compiled code does what `Allotment.delivered` does, and gives free credit to the allotment that has
+the turn and has used all it had (`LimitState.go_on` in hot_state.pyx). `share` decides all else.
 """
 
 from __future__ import annotations

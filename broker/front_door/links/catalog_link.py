@@ -43,6 +43,8 @@ from shardmq.broker.shared.control import (
     OtherVersion,
     Outlived,
     Query,
+    ShardElsewhere,
+    ShardsElsewhere,
     Snapshot,
     SnapshotPart,
     Span,
@@ -108,6 +110,9 @@ class Listener(Protocol):
 
     def alarmed(self, reason: str) -> None:
         """Hear of an alarm of the whole broker; an empty reason ends it."""
+
+    def shards_elsewhere(self, shards: list[ShardElsewhere]) -> None:
+        """Hear which shards other nodes have."""
 
     def outlived(self) -> None:
         """Hear that controller and shards take this process for gone and go on without it."""
@@ -418,6 +423,8 @@ class CatalogLink:
                 listener.cancel_consumer(message.owner, message.channel, message.consumer_tag)
             case Alarmed():
                 listener.alarmed(message.reason)
+            case ShardsElsewhere():
+                listener.shards_elsewhere(message.shards)
             case Outlived():
                 listener.outlived()
             case OtherVersion():

@@ -42,7 +42,6 @@ class ShardInbox:
         self,
         socket: zmq.Socket[bytes],
         links: list[ShardLink],
-        incarnation: int,
         runtime_dir: str,
         events: Events,
         bodies: BodyMemory | None = None,
@@ -50,7 +49,6 @@ class ShardInbox:
         self._bodies = bodies
         self._socket = socket
         self._links = links
-        self._incarnation = incarnation
         self._runtime_dir = runtime_dir
         self._events = events
         # By shard, the lane of a process that is gone: messages of it may still come by ZeroMQ.
@@ -103,9 +101,9 @@ class ShardInbox:
         """Handle a message that came by ZeroMQ, behind what came through the ring before."""
         try:
             head = envelope.read(message)
-            if head.incarnation != self._incarnation:
-                return
             link = self._links[head.shard]
+            if head.incarnation != link.incarnation:
+                return
             lane = link.lane or self._ended.get(head.shard)
             if lane is not None and head.epoch == link.epoch:
                 self._take_all(link, lane.came_by_zmq(head.kind))
@@ -115,8 +113,7 @@ class ShardInbox:
                 elif link.lane is lane:
                     self._sleep_or_come_back(link, lane)
         except envelope.OtherVersion as error:
-            if self._refused.add((error.head.shard, error.head.epoch)):
-                log.error("from a shard: %s", error)
+            self._refuse(error)
             return
         except envelope.WireError as error:
             log.error("from a shard: %s", error)
@@ -126,6 +123,38 @@ class ShardInbox:
             return
         if head.kind != wire.RING:
             self._take_all(link, [message])
+
+    def _refuse(self, error: envelope.OtherVersion) -> None:
+        if self._refused.add((error.head.shard, error.head.epoch)):
+            log.error("from a shard: %s", error)
+
+    def hear_session(self, link: ShardLink) -> None:
+        """Take messages of a shard of another node, and come back for the rest."""
+        self._events.receiving()
+        try:
+            for _ in range(RECEIVE_BURST):
+                message = link.dialer.take() if link.dialer is not None else None
+                if message is None:
+                    return
+                self._take_by_session(link, message)
+            assert self.loop is not None
+            self.loop.call_soon(self.hear_session, link)
+        finally:
+            self._events.received()
+
+    def _take_by_session(self, link: ShardLink, message: bytes) -> None:
+        if message[: wire.HEADER_BYTES] not in link.by_header:
+            try:
+                head = envelope.read(message)
+            except envelope.OtherVersion as error:
+                self._refuse(error)
+                return
+            except envelope.WireError as error:
+                log.error("from a shard: %s", error)
+                return
+            if (head.shard, head.incarnation) != (link.shard, link.incarnation):
+                return
+        self._take_all(link, [message])
 
     def _take_all(self, link: ShardLink, messages: list[envelope.Message]) -> None:
         for message in messages:

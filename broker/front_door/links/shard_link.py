@@ -1,6 +1,7 @@
 """The link to one shard: what was sent, what waits to be sent, and credit both ways.
 
-ShardLinks (shard_links.py) holds a link to each shard of the host.
+ShardLinks (shard_links.py) holds a link to each shard. A shard of another node is reached by
+sessions (shardd/wire/dialer.py): the end of one is the end of the shard's process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from shardmq.broker.front_door.hot_state import PUBLISH_WINDOW_BYTES, LinkState
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory
+from shardmq.shardd.wire.dialer import Dialer
 from shardmq.shardd.wire.histogram import Histogram
 from shardmq.shardd.wire.lane import joined
 from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
@@ -96,14 +98,16 @@ class ShardLink(LinkState):
     """The link to a shard: batches sent and waiting, and what the shard has answered.
 
     `way` is the socket to the processes of the shard, or the lane to the shard of this process.
-    `epoch` counts the processes of the shard, 0 before the first. `settles` holds the settles to
-    tell. The packer, the sizes and `due` are shared by all links.
+    It is None for a shard of another node, which `dialer` leads to when the shard is known.
+    `process` is the incarnation of this front door, and `incarnation` that by which the shard knows
+    it. `epoch` counts the processes of the shard, 0 before the first. `settles` holds the settles
+    to tell. The packer, the sizes and `due` are shared by all links.
     """
 
     def __init__(
         self,
         shard: int,
-        way: zmq.Socket[bytes] | LocalLane,
+        way: zmq.Socket[bytes] | LocalLane | None,
         *,
         peer: int,
         incarnation: int,
@@ -113,17 +117,21 @@ class ShardLink(LinkState):
         events: Events,
         on_control: Callable[[ShardLink, envelope.Message], None],
         bodies: BodyMemory | None = None,
+        process: int = 0,
     ) -> None:
         self.shard = shard
         self.lane: AnyLane | None = None
-        # None: the shard is one of this process, with a lane from its start to its end.
         self.socket: zmq.Socket[bytes] | None = None
+        self.dialer: Dialer | None = None
+        # The shard is one of this process, with a lane from its start to its end.
+        self.is_local = isinstance(way, LocalLane)
         if isinstance(way, LocalLane):
             self.lane = way
         else:
             self.socket = way
         self.epoch = 0
-        self.away_since: float | None = None  # loop time
+        # Loop time. A shard that the front door has not learnt of has been away since ever.
+        self.away_since: float | None = None if way is not None else 0.0
         self.stalled = False  # the disk of the shard does not answer
         self.in_flight = 0  # bytes of publishes that the shard has not taken in
         self.settles = Settles(shard, due)
@@ -141,7 +149,7 @@ class ShardLink(LinkState):
             wire.CONTROL: lambda message: on_control(self, message),
         }
         self.by_header: dict[envelope.Message, Callable[[envelope.Message], None]] = {}
-        self.peer, self.incarnation = peer, incarnation
+        self.peer, self.incarnation, self._process = peer, incarnation, process
         self.packer, self._sizes, self._events = packer, sizes, events
         self.batch_messages, self.batch_bytes = sizes.messages, sizes.bytes
         self._bodies = bodies
@@ -153,21 +161,18 @@ class ShardLink(LinkState):
         self._nacking = False  # the shard has been away for too long
 
     @property
-    def is_local(self) -> bool:
-        """Return whether the shard is one of this process."""
-        return self.socket is None
-
-    @property
     def up(self) -> bool:
         """Return whether the shard's process is there."""
         return self.epoch != 0 and self.away_since is None
 
     def connect(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
-        """Connect to the processes of the shard, now and later.
+        """Connect to the processes of the shard, now and later; a dialer knows its address.
 
         The end of the connection is noticed: on one host, it is the end of the shard's process.
         """
         self.away_since = loop.time()
+        if self.dialer is not None:
+            self.dialer.start(loop)
         if self.socket is None:
             return
         monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -183,7 +188,29 @@ class ShardLink(LinkState):
         heard()  # the descriptor becomes readable only after the events before were looked at
         self.socket.connect(address)
 
-    def close(self, loop: asyncio.AbstractEventLoop | None) -> None:
+    def session_began(self) -> None:
+        """Join the shard of another node in a new session."""
+        assert self.dialer is not None
+        self.incarnation = self.dialer.incarnation
+        self.send_by_zmq(self.control(wire.Join("", self._process)))
+
+    def session_ended(self) -> None:
+        """Take the shard for gone: its session has ended."""
+        if self.up:
+            self.away_since = asyncio.get_running_loop().time()
+            self.ended(self.epoch)
+
+    def leave(self) -> None:
+        """Give up a shard that is not there any more, and what waits for it."""
+        if self.dialer is not None:
+            self.dialer.close()
+            self.dialer = None
+        self.session_ended()
+        self._lose_unsent()
+
+    def close(self, loop: asyncio.AbstractEventLoop | None, linger_ms: int) -> None:
+        if self.dialer is not None:
+            self.dialer.close(linger_ms)
         if self.socket is None:
             return
         monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -212,6 +239,8 @@ class ShardLink(LinkState):
         """Send by ZeroMQ, if the shard is one of another process."""
         if self.socket is not None:
             self.socket.send(message, AT_ONCE)
+        elif self.dialer is not None:
+            self.dialer.send(message)
         elif self.lane is not None:
             self.lane.send(message)
 
@@ -225,8 +254,12 @@ class ShardLink(LinkState):
         self.send(self.control(what))
 
     def join(self, endpoint: str) -> None:
-        """Say where this front door is, by ZeroMQ: the process there may be another by now."""
-        self.send_by_zmq(self.control(wire.Join(endpoint)))
+        """Say where this front door is, by ZeroMQ: the process there may be another by now.
+
+        The shard of another node hears it once in each session.
+        """
+        if self.dialer is None:
+            self.send_by_zmq(self.control(wire.Join(endpoint, self._process)))
 
     def flush_slowly(self) -> None:
         """Do all that flush() may have to do.

@@ -9,6 +9,9 @@ A shard's end shows as the end of its connection. What the shard had not confirm
 at once. Publishes then wait in the packer, and the clients that send them are not read; publishes
 that want a confirm wait AWAY_S_MAX at most. The next process of the shard says Hello with a new
 epoch; then consumers are attached and requests asked again.
+
+In a cluster the front door learns of the shards of other nodes while it runs, and reaches them by
+sessions (shardd/wire/session.py).
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
+from functools import partial
 
 import zmq
 
@@ -32,14 +37,16 @@ from shardmq.broker.front_door.links.shard_link import (
 from shardmq.broker.front_door.links.shard_requests import Make, ShardRequests
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig
-from shardmq.shardd.wire import envelope, packer
+from shardmq.shardd.wire import envelope, packer, session
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory
+from shardmq.shardd.wire.dialer import Dialer
 from shardmq.shardd.wire.lane import Offer, body_memory
 from shardmq.shardd.wire.local_lane import LocalLane
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
 
+SHARDS_MAX = 64  # the packer keeps them in a word
 RECONNECT_MS = 10
 # How often a Join goes to shards that are there.
 JOIN_ALL_S = 2.0
@@ -57,12 +64,13 @@ def _bodies(size: int, shards: int) -> BodyMemory | None:
 
 
 class ShardLinks(LinksState):
-    """The links to all shards of this host.
+    """The links to all shards.
 
     `incarnation` is the number of this process. `packer` holds the publishes of this pass, all of
-    the virtual host `vhost`. `links` is indexed by shard. `due` says which shards are to be told
-    something else at the end of the pass. `local` is the lane to the shard of this process, which
-    has the number of the front door.
+    the virtual host `vhost`. `links` is indexed by shard, and `known` has those that there are:
+    the shards of this node, and those of other nodes that the front door has learnt of. `due` says
+    which shards are to be told something else at the end of the pass. `local` is the lane to the
+    shard of this process, whose number is `local_shard`.
     """
 
     def __init__(
@@ -71,10 +79,13 @@ class ShardLinks(LinksState):
         incarnation: int,
         events: Events,
         local: LocalLane | None = None,
+        local_shard: int = -1,
     ) -> None:
         self.incarnation = incarnation
-        self.packer = packer.Packer(config.shards)
-        self.bodies = _bodies(config.bodies_bytes, config.shards)
+        self._keys = config.session_keys
+        shards = len(config.shards) if self._keys is None else SHARDS_MAX
+        self.packer = packer.Packer(shards)
+        self.bodies = _bodies(config.bodies_bytes, shards)
         if self.bodies is not None:
             self.packer.lend_from(self.bodies)
         self.vhost = ""
@@ -85,12 +96,19 @@ class ShardLinks(LinksState):
         self._context = zmq.Context()
         self._sizes = BatchSizes()
         self.due = Due()
+        # The shards of this node end with a boot, and know the monotonic clock.
+        here = incarnation if self._keys is None else wire.incarnation_at(time.monotonic_ns())
+        ways: dict[int, zmq.Socket[bytes] | LocalLane] = {
+            shard: self._socket(zmq.PUSH) if local is None or shard != local_shard else local
+            for shard in config.shards
+        }
         self.links: list[ShardLink] = [
             ShardLink(
                 shard,
-                self._socket(zmq.PUSH) if local is None or shard != config.door else local,
+                ways.get(shard),
                 peer=config.door,
-                incarnation=incarnation,
+                process=incarnation,
+                incarnation=here if shard in ways else incarnation,
                 packer=self.packer,
                 sizes=self._sizes,
                 due=self.due,
@@ -98,12 +116,12 @@ class ShardLinks(LinksState):
                 on_control=self._on_control,
                 bodies=self.bodies,
             )
-            for shard in range(config.shards)
+            for shard in range(shards)
         ]
+        self.known = [self.links[shard] for shard in config.shards]
         self.inbox = ShardInbox(
             self._socket(zmq.PULL),
             self.links,
-            incarnation,
             config.runtime_dir,
             events,
             self.bodies,
@@ -138,17 +156,45 @@ class ShardLinks(LinksState):
         self.use_loop(loop)
         self._one_up = loop.create_future()
         self.inbox.bind(self.endpoint)
-        for link in self.links:
+        for link in self.known:
             link.connect(loop, f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
             link.join(self.endpoint)
         await self._one_up
+
+    def learn(self, shard: int, address: str) -> None:
+        """Reach a shard of another node at this address (tcp://HOST:PORT) from now on."""
+        link = self.links[shard]
+        if link.dialer is not None:
+            if link.dialer.address == address:
+                return
+            self.forget_shard(shard)
+        assert self._keys is not None, "only a cluster has other nodes"
+        assert link.socket is None and not link.is_local, f"shard {shard} is of this node"
+        link.dialer = Dialer(
+            self._context,
+            address,
+            self._keys,
+            max(session.first_incarnation(), link.incarnation + 1),
+            began=link.session_began,
+            speaks=partial(self.inbox.hear_session, link),
+            ended=link.session_ended,
+        )
+        self.known.append(link)
+        if self._one_up is not None:
+            link.connect(asyncio.get_running_loop(), address)
+
+    def forget_shard(self, shard: int) -> None:
+        """Take a shard of another node for gone, for good or until it is learnt of again."""
+        link = self.links[shard]
+        self.known.remove(link)
+        link.leave()
 
     def stop(self) -> None:
         self.inbox.stop_receiving()
         self.flush()
         self.inbox.close()
-        for link in self.links:
-            link.close(self._loop)
+        for link in self.known:
+            link.close(self._loop, LINGER_MS)
         self._context.term()
         if self.bodies is not None:
             os.close(self.bodies.fd)
@@ -212,9 +258,11 @@ class ShardLinks(LinksState):
         What is packed for a shard that is away leaves when the shard is back, so that is waited
         for.
         """
-        for link in self.links:
-            while not link.up:
+        for link in list(self.known):
+            while not link.up and link in self.known:
                 await asyncio.sleep(FENCE_LOOK_S)
+            if not link.up:
+                continue  # forgotten
             # An empty Release says nothing, and is answered in its turn.
             await self.ask(link.shard, lambda request: wire.Release(request, []))
 
@@ -260,7 +308,7 @@ class ShardLinks(LinksState):
     def _acks_waited(self) -> None:
         self.due.acks_wait = False
         self.on_acks_waited()
-        for link in self.links:
+        for link in self.known:
             if link.settles:
                 if link.settles.may_wait_on():
                     self.wait_for_acks()
@@ -273,7 +321,7 @@ class ShardLinks(LinksState):
 
     def forget(self, connection: int) -> None:
         """Forget the credit of a client that is gone."""
-        for link in self.links:
+        for link in self.known:
             link.credits.pop(connection, None)
 
     # -- publishes --------------------------------------------------------------------------------
@@ -316,7 +364,7 @@ class ShardLinks(LinksState):
         """Return the sizes of batches, and the state of each link under names with its shard."""
         told = self._sizes.report()
         told["lent_bytes"] = self.bodies.held_bytes if self.bodies is not None else 0
-        for link in self.links:
+        for link in self.known:
             lane = link.lane
             told[f"publish_window_bytes.{link.shard}"] = link.in_flight
             told[f"ring_bytes.{link.shard}"] = lane.waiting_bytes() if lane is not None else 0
@@ -332,6 +380,9 @@ class ShardLinks(LinksState):
         if isinstance(what, wire.Hello):
             if what.ready and epoch != link.epoch:
                 self._begin(link, epoch, what.pid)
+        elif isinstance(what, wire.Outdated):
+            if link.dialer is not None:
+                link.dialer.outdated(what.lowest)
         elif epoch == link.epoch:
             request = getattr(what, "request", None)
             if request is None:
@@ -345,9 +396,9 @@ class ShardLinks(LinksState):
         link.join(self.endpoint)
         if link.is_local:
             link.may_lend(True)
-        else:
+        elif link.dialer is None:
             self.inbox.close_lane(link)
-            self.inbox.open_lane(link, Offer(self._peer, self.incarnation, epoch, self.endpoint))
+            self.inbox.open_lane(link, Offer(self._peer, link.incarnation, epoch, self.endpoint))
         link.send_aside()
         self._requests.ask_again(link)
         self._events.restarted(link.shard)

@@ -274,7 +274,7 @@ class DedupService:
         shards: dict[int, list[DedupId]] = {}
         links = self._links.links
         for each in ids:
-            shards.setdefault(home_of(each.thing, len(links)), []).append(each)
+            shards.setdefault(home_of(each.thing, len(self._links.known)), []).append(each)
             if isinstance(each.thing, ExchangePut):
                 self._exchanges[each.thing.vhost, each.thing.name] = each.thing
         now = asyncio.get_running_loop().time()
@@ -346,6 +346,6 @@ class DedupService:
         for key, exchange in list(self._exchanges.items()):
             if catalog.exchange(*key) is None:
                 del self._exchanges[key]
-                shard = home_of(exchange, len(self._links.links))
+                shard = home_of(exchange, len(self._links.known))
                 if self._links.links[shard].up:
                     self._links.tell(shard, wire.DedupForget(str(key_of(exchange))))

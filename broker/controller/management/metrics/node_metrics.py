@@ -38,8 +38,8 @@ def values(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[
 
     `found`: the rows of `processes.rows`.
     """
-    sync_count, sync_s = processes.syncs(stats)
-    room = processes.disk_room(stats)
+    sync_count, sync_s = processes.syncs(stats.sizes.values())
+    room = processes.disk_room(stats.shards.values())
     disk = {
         "disk_free": "disk_space_available_bytes",
         "disk_free_limit": "disk_space_available_limit_bytes",

@@ -64,7 +64,7 @@ class Sampler:
             self._add(
                 BROKER, THE_ONLY, stats.at, numbers_in(BROKER, {**row, "churn_rates": churned})
             )
-        node = processes.node(self._context, stats)
+        node = processes.own_node(self._context, stats)
         self._add(NODE, THE_ONLY, stats.at, numbers_in(NODE, node))
         for shard in stats.shards:
             self._add(SHARD, shard, stats.at, numbers_in(SHARD, shard_load.counts(stats, shard)))

@@ -18,7 +18,6 @@ from shardmq.broker.controller.management.metrics.time_range import Asked
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name, visible
 from shardmq.broker.controller.management.responses.listing import Listing
-from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.shared.control import ConnectionInfo
 
 NOT_SHOWN = frozenset(("owner", "used_at_ms", *CHANNEL_COUNTERS.values()))
@@ -64,7 +63,7 @@ def _row(
         "vhost": info.vhost,
         "user": info.user,
         "user_who_performed_action": info.user,
-        "node": NODE,
+        "node": call.context.cluster.of_owner(info.owner),
         "state": "running",
         "connection_details": {
             "name": info.name,

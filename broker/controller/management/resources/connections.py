@@ -7,13 +7,13 @@ from typing import Any
 
 from shardmq.broker.controller.management.api_error import bad_request, not_authorised, not_found
 from shardmq.broker.controller.management.call import Call, Route, long_list
+from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import OCTETS
 from shardmq.broker.controller.management.metrics.past import CONNECTION
 from shardmq.broker.controller.management.metrics.samples import add_client_samples
 from shardmq.broker.controller.management.metrics.stats import Stats, details
 from shardmq.broker.controller.management.responses.listing import Listing
-from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.shared.control import ConnectionInfo
 
 CLOSE_REASON = "Closed via management plugin"
@@ -21,7 +21,7 @@ REASON_CHARS_MAX = 200
 SEARCHED = ("name", "user_provided_name")  # the columns in which ?name= is searched for
 
 
-def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
+def row(context: Context, info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
     report = {**stats.clients.connections.get(info.owner, {})}
     report.pop("owner", None)
     # A connection that is new since all front doors answered has counted from 0.
@@ -35,7 +35,7 @@ def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
         "user": info.user,
         "user_who_performed_action": info.user,
         "vhost": info.vhost,
-        "node": NODE,
+        "node": context.cluster.of_owner(info.owner),
         "peer_host": info.peer_host,
         "peer_port": info.peer_port,
         "host": info.host,
@@ -89,7 +89,7 @@ def _rows(call: Call, found: list[ConnectionInfo], stats: Stats) -> Iterator[dic
         time_range.check_samples(wanted, CONNECTION, len(found))
 
     def with_samples(info: ConnectionInfo) -> dict[str, Any]:
-        shown = row(info, stats)
+        shown = row(call.context, info, stats)
         if wanted is not None:
             add_client_samples(shown, call.context.past, CONNECTION, stats, info.owner, wanted)
         return shown

@@ -8,10 +8,10 @@ from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route, long_list, number
+from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics.stats import Stats, lag, reader_key
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.listing import Listing
-from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.shared.control import ConnectionInfo
 from shardmq.shardd.wire.messages import ConsumerStats
@@ -46,7 +46,7 @@ def rows(
         yield {
             "consumer_tag": consumer.tag,
             "queue": {"name": queue.name, "vhost": queue.vhost},
-            "channel_details": _channel(info, consumer.channel),
+            "channel_details": _channel(call.context, info, consumer.channel),
             "ack_required": not consumer.no_ack,
             "exclusive": consumer.exclusive,
             "prefetch_count": consumer.prefetch,
@@ -63,13 +63,13 @@ def rows(
         }
 
 
-def _channel(info: ConnectionInfo | None, number: int) -> dict[str, Any]:
+def _channel(context: Context, info: ConnectionInfo | None, number: int) -> dict[str, Any]:
     if info is None:
         return {"number": number}
     return {
         "name": channel_name(info, number),
         "number": number,
-        "node": NODE,
+        "node": context.cluster.of_owner(info.owner),
         "user": info.user,
         "connection_name": info.name,
         "peer_host": info.peer_host,
@@ -90,10 +90,8 @@ async def delete(call: Call) -> None:
     if info is None or (info.user != call.user.name and not call.has("administrator")):
         raise not_found()
     found = rows(call, await call.context.stats.anew())
-    if not any(
-        row["channel_details"] == _channel(info, channel) and row["consumer_tag"] == tag
-        for row in found
-    ):
+    wanted = _channel(call.context, info, channel), tag
+    if all((row["channel_details"], row["consumer_tag"]) != wanted for row in found):
         raise not_found()
     log.info(
         "consumer '%s' of %s in vhost '%s' is cancelled by '%s'",

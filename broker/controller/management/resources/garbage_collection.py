@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from shardmq.broker.controller.management.call import Call, Route
-from shardmq.broker.controller.management.resources.processes import rss_bytes
+from shardmq.broker.controller.node_facts import rss_bytes
 from shardmq.shardd.wire.memory import give_back
 
 

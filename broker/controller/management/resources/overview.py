@@ -18,8 +18,6 @@ from shardmq.broker.controller.management.metrics.past import (
     THE_ONLY,
 )
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
-from shardmq.broker.controller.management.resources.processes import status
-from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 
@@ -40,20 +38,18 @@ def product_version() -> str:
 
 
 def listeners(context: Context) -> list[dict[str, Any]]:
-    """Return the listening sockets that the supervisor has opened."""
-    found, shown = status(context).get("listeners", {}), []
-    for name, protocol in PROTOCOLS.items():
-        for address in found.get(name, []):
-            host, _, port = address.rpartition(":")
-            shown.append(
-                {
-                    "node": NODE,
-                    "protocol": protocol,
-                    "ip_address": host.strip("[]"),
-                    "port": int(port),
-                }
-            )
-    return shown
+    """Return the listening sockets that the supervisors of the nodes have opened."""
+    return [
+        {
+            "node": node,
+            "protocol": protocol,
+            "ip_address": address.rpartition(":")[0].strip("[]"),
+            "port": int(address.rpartition(":")[2]),
+        }
+        for node, facts in context.cluster.facts().items()
+        for name, protocol in PROTOCOLS.items()
+        for address in facts.listeners.get(name, [])
+    ]
 
 
 async def overview(call: Call) -> dict[str, Any]:
@@ -68,7 +64,7 @@ async def overview(call: Call) -> dict[str, Any]:
         "erlang_version": "0",
         "erlang_full_version": f"Python {platform.python_version()}",
         "cluster_name": cluster_name(context.catalog),
-        "node": NODE,
+        "node": call.via,
         "rates_mode": "basic",
         "statistics_db_event_queue": 0,
         # In RabbitMQ these two are settings. Here each call may choose, by its query.
@@ -93,7 +89,7 @@ async def overview(call: Call) -> dict[str, Any]:
         "listeners": listeners(context),
         "contexts": [
             {
-                "node": NODE,
+                "node": one["node"],
                 "description": "management",
                 "path": "/",
                 "ip": one["ip_address"],
@@ -116,7 +112,7 @@ async def reset(call: Call) -> None:
     call.check_node()
     call.context.stats.forget()
     call.context.churn_rates.forget()
-    call.context.node_rates.forget()
+    call.context.node_rates.clear()
     call.context.past.forget()
 
 

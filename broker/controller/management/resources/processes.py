@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import time
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from shardmq.broker.controller.cluster_view import KnownNode
+from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import time_range
@@ -16,50 +14,16 @@ from shardmq.broker.controller.management.metrics.past import NODE as NODE_KIND
 from shardmq.broker.controller.management.metrics.past import THE_ONLY
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
-from shardmq.broker.controller.resharding.shard_sets import NODE
+from shardmq.broker.controller.node_facts import NodeFacts
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.logins import MECHANISMS
 from shardmq.shardd.wire.histogram import SUM, parts_of
 from shardmq.shardd.wire.messages import LOW_ON_DISK
-from shardmq.supervisor.logs import KEPT
 
-# Fields that the supervisor writes. `status` and `last_end` are texts for people.
-# `front_door` is the number of the front door in the process, which may be a shard, too.
-SHOWN = (
-    "name", "kind", "index", "front_door", "pid", "state", "status", "restarts", "last_end",
-    "started_at",
-)  # fmt: skip
 DISK_KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
 FEW_FILES = "file_descriptor_limit"
 FILES_PART_MAX = 0.9
 FILES_UNLIMITED = 1 << 62
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-def status(context: Context) -> dict[str, Any]:
-    """Return the supervisor's status.json; {} without a supervisor."""
-    try:
-        found = json.loads((Path(context.config.runtime_dir) / "status.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {"children": found}
-
-
-def rss_bytes(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def open_files(pid: int) -> tuple[int | None, int | None]:
-    """Return how many files a process has open, and how many it may open."""
-    try:
-        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
-        limit = next(line.split()[3] for line in limits if line.startswith("Max open files"))
-        return len(os.listdir(f"/proc/{pid}/fd")), int(limit) if limit.isdigit() else None
-    except (OSError, StopIteration):
-        return None, None
 
 
 def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
@@ -75,28 +39,13 @@ def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def rows(context: Context) -> list[dict[str, Any]]:
-    now = time.time()
-    found, shown = status(context), []
-    # The supervisor is no child of its own, but its pid is what stops the broker by hand.
-    supervisor = {
-        "name": "supervisor",
-        "kind": "supervisor",
-        "index": 0,
-        "state": "ready",
-        "restarts": 0,
-        "pid": found.get("pid"),
-        "started_at": found.get("started_at"),
-    }
-    for child in [supervisor, *found.get("children", [])] if found else []:
-        row = {name: child.get(name) for name in SHOWN}
-        if row["started_at"]:
-            row["uptime"] = round(max(0.0, now - row["started_at"]), 3)
-        if row["pid"]:
-            row["rss_bytes"] = rss_bytes(row["pid"])
-            row["fd_used"], row["fd_total"] = open_files(row["pid"])
-        if row["kind"] == "shard":
-            row["queues"] = context.catalog.index.count_on(row["index"])
-        shown.append(row)
+    """Return the rows of the processes of all nodes that tell."""
+    shown = []
+    for name, facts in context.cluster.facts().items():
+        for row in facts.processes:
+            shown.append(row | {"node": name} if context.cluster.is_cluster else dict(row))
+            if row["kind"] == "shard":
+                shown[-1]["queues"] = context.catalog.index.count_on(row["index"])
     return shown
 
 
@@ -132,14 +81,14 @@ async def shards(call: Call) -> list[dict[str, Any]]:
     ]
 
 
-def disk_room(stats: Stats) -> dict[str, int]:
+def disk_room(shards: Iterable[Mapping[str, float]]) -> dict[str, int]:
     """Return the free bytes on the disk that has least, and its limit; {} if no shard tells.
 
-    Below the limit publishers are blocked.
+    Below the limit publishers are blocked. `shards` are the numbers of shards.
     """
     rooms = [
         (row["disk_free_bytes"], row["disk_free_min_bytes"])
-        for row in stats.shards.values()
+        for row in shards
         if row.keys() >= DISK_KEYS
     ]
     free, least = min(rooms, default=(None, None))
@@ -160,42 +109,49 @@ def tcp_sockets_max(context: Context, found: Iterable[dict[str, Any]]) -> int:
     return min(context.presence.connections_max or doors, doors)
 
 
-def syncs(stats: Stats) -> tuple[int, float]:
-    """Return the number of syncs of all shards since their starts, and the seconds they took."""
-    parts = [parts_of(numbers, "sync_us") for numbers in stats.sizes.values()]
+def syncs(sizes: Iterable[dict[str, float]]) -> tuple[int, float]:
+    """Return the number of syncs of shards since their starts, and the seconds they took."""
+    parts = [parts_of(numbers, "sync_us") for numbers in sizes]
     count = sum(value for each in parts for k, value in each.items() if k != SUM)
     return int(count), sum(each.get(SUM, 0.0) for each in parts) / 1e6
 
 
-def node(context: Context, stats: Stats) -> dict[str, Any]:
-    alarms = {shard.alarm for shard in context.shards.shards} | {context.memory.alarm}
-    children = [row for row in rows(context) if row.get("rss_bytes")]
-    sync_count, sync_s = syncs(stats)
-    room = disk_room(stats)
+def node(context: Context, stats: Stats, known: KnownNode, facts: NodeFacts) -> dict[str, Any]:
+    """Return the row of a node that has told its facts."""
+    own = [shard for shard in context.shards.shards if shard.number in known.shards]
+    alarms = {shard.alarm for shard in own} | {facts.memory_alarm}
+    children = [row for row in facts.processes if row.get("rss_bytes")]
+    sync_count, sync_s = syncs(stats.sizes[n] for n in known.shards if n in stats.sizes)
+    room = disk_room(stats.shards[n] for n in known.shards if n in stats.shards)
     counted = {
-        "mem_used": context.memory.used_bytes,
+        "mem_used": facts.memory_bytes,
         "fd_used": sum(row.get("fd_used") or 0 for row in children),
-        "sockets_used": len(context.presence.connections()),
+        "sockets_used": sum(
+            context.cluster.of_owner(info.owner) == known.name
+            for info in context.presence.connections()
+        ),
         "proc_used": len(children),
         **{name: value for name, value in room.items() if name == "disk_free"},
         "io_sync_count": sync_count,
     }
-    rates = context.node_rates.of({name: float(value) for name, value in counted.items()})
+    rates = context.node_rates[known.name].of(
+        {name: float(value) for name, value in counted.items()}
+    )
     # The count of syncs falls when a shard is restarted; the other numbers may have negative rates.
     rates |= {name: max(0.0, rates[name]) for name in rates.keys() & {"io_sync_count"}}
     return {
-        "name": NODE,
+        "name": known.name,
         "type": "disc",
         "running": True,
-        "processors": os.cpu_count(),
-        "os_pid": str(os.getpid()),
+        "processors": facts.cores,
+        "os_pid": str(facts.pid),
         **counted,
         **{f"{name}_details": {"rate": rate} for name, rate in rates.items()},
         "io_sync_avg_time": 1000 * sync_s / sync_count if sync_count else 0,
         "mem_calculation_strategy": "rss",
         "connections_max": context.presence.connections_max,
-        "mem_alarm": context.memory.alarm != "",
-        "mem_limit": context.memory.limit_bytes,
+        "mem_alarm": facts.memory_alarm != "",
+        "mem_limit": facts.memory_limit_bytes,
         "fd_total": sum(row.get("fd_total") or 0 for row in children),
         "disk_free_alarm": LOW_ON_DISK in alarms,
         "alarms": sorted(alarms - {""}),
@@ -203,9 +159,8 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
         "partitions": [],
         "cluster_links": [],
         "sockets_total": tcp_sockets_max(context, children),
-        "proc_total": int(Path("/proc/sys/kernel/pid_max").read_text()),
-        # The threads of this host that run or wait for a core.
-        "run_queue": int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]),
+        "proc_total": facts.pids_max,
+        "run_queue": facts.run_queue,
         "enabled_plugins": [],
         "applications": [],
         "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
@@ -213,42 +168,62 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
             {"name": name, "description": "", "enabled": True}
             for name in MECHANISMS.decode().split()
         ],
-        "db_dir": os.path.abspath(context.config.data_dir),
-        # The last lines of each process. The whole log goes to the journal or to standard error.
-        "log_files": sorted(
-            str(path) for path in Path(context.config.runtime_dir).absolute().glob(f"{KEPT}*")
-        ),
+        "db_dir": facts.data_dir,
+        "log_files": facts.log_files,
         "config_files": [],
         "uptime": int(node_uptime_s(children) * 1000),
         "rates_mode": "basic",
+        **_in_cluster(context, known),
     }
 
 
-async def _node(call: Call) -> dict[str, Any]:
-    """Return the row of this node with the samples that the call asks for."""
-    wanted = time_range.asked(call.request.query)
-    stats = await call.context.stats.of_shards()
-    shown = node(call.context, stats)
-    if wanted is not None:
-        add_row_samples(shown, call.context.past, NODE_KIND, THE_ONLY, stats.at, wanted)
-    return shown
+def _in_cluster(context: Context, known: KnownNode) -> dict[str, Any]:
+    """Return what only a node of a cluster has."""
+    if not context.cluster.is_cluster:
+        return {}
+    return {"shards": list(known.shards), "is_leader": known.name == context.cluster.own}
+
+
+def own_node(context: Context, stats: Stats) -> dict[str, Any]:
+    """Return the row of the node of this controller."""
+    known = next(each for each in context.cluster.nodes if each.name == context.cluster.own)
+    return node(context, stats, known, context.cluster.facts()[known.name])
+
+
+async def _nodes(call: Call) -> list[dict[str, Any]]:
+    """Return the rows of all nodes with the samples that the call asks for."""
+    context, wanted = call.context, time_range.asked(call.request.query)
+    stats, facts = await context.stats.of_shards(), context.cluster.facts()
+    found = []
+    for known in context.cluster.nodes:
+        told = facts.get(known.name)
+        if told is None:
+            found.append({"name": known.name, "type": "disc", "running": False})
+            found[-1] |= _in_cluster(context, known)
+            continue
+        found.append(node(context, stats, known, told))
+        if wanted is not None and known.name == context.cluster.own:
+            add_row_samples(found[-1], context.past, NODE_KIND, THE_ONLY, stats.at, wanted)
+    return found
 
 
 async def nodes(call: Call) -> list[dict[str, Any]]:
-    """List the nodes, of which there is one."""
-    return [await _node(call)]
+    """List the nodes."""
+    return await _nodes(call)
 
 
 async def one_node(call: Call) -> dict[str, Any]:
     """Show the node."""
-    call.check_node()
-    return await _node(call)
+    name = call.node()
+    return next(row for row in await _nodes(call) if row["name"] == name)
 
 
 async def memory(call: Call) -> dict[str, Any]:
     """Show how much memory each process has."""
-    call.check_node()
-    held = {row["name"]: row["rss_bytes"] for row in rows(call.context) if row.get("rss_bytes")}
+    facts = call.context.cluster.facts().get(call.node())
+    if facts is None:
+        raise not_found()
+    held = {row["name"]: row["rss_bytes"] for row in facts.processes if row.get("rss_bytes")}
     total = sum(held.values())
     return {
         "memory": {

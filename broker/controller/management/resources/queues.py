@@ -34,7 +34,6 @@ from shardmq.broker.controller.management.resources.connections import channel_n
 from shardmq.broker.controller.management.responses import queue_sort_keys
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing
 from shardmq.broker.controller.requests import Pause
-from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.model.policies import NOTHING, queue_arguments
@@ -67,6 +66,7 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
     """Return a row with what is known without asking the queue's shard."""
     vhost = context.catalog.vhost(queue.vhost)
     applied = vhost.policies_of(queue) if vhost is not None else NOTHING
+    node = context.cluster.of_shard(queue.shard)
     shown: dict[str, Any] = {
         "name": queue.name,
         "vhost": queue.vhost,
@@ -75,15 +75,15 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
         "exclusive": bool(queue.owner),
         "arguments": queue.arguments,
         "type": queue.arguments.get("x-queue-type", "classic"),
-        "node": NODE,
+        "node": node,
         "shard": queue.shard,
         "policy": applied.policy,
         "operator_policy": applied.operator_policy,
         "effective_policy_definition": applied.definition,
         "effective_arguments": queue_arguments(queue.arguments, applied.definition),
-        "leader": NODE,
-        "members": [NODE],
-        "online": [NODE],
+        "leader": node,
+        "members": [node],
+        "online": [node],
         "state": "paused" if queue.paused else "running",
     }
     if queue.part is not None:

@@ -12,7 +12,7 @@ import msgspec
 
 from shardmq.broker.controller.management.api_error import bad_request, not_found
 from shardmq.broker.controller.management.call import Call, Route, with_keys
-from shardmq.broker.controller.management.resources.processes import status
+from shardmq.broker.controller.node_facts import status
 from shardmq.supervisor import notify
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -35,13 +35,13 @@ SETTABLE: dict[str, Check] = {
 
 async def get(call: Call) -> dict[str, Any]:
     """Return the settings in effect by their keys in the file, without passwords."""
-    found: dict[str, Any] = status(call.context).get("settings", {})
+    found: dict[str, Any] = status(call.context.config.runtime_dir).get("settings", {})
     return found
 
 
 async def get_sources(call: Call) -> dict[str, str]:
     """Return the source of each setting: `default`, `file`, a variable, a flag or `shardctl`."""
-    found: dict[str, str] = status(call.context).get("sources", {})
+    found: dict[str, str] = status(call.context.config.runtime_dir).get("sources", {})
     return found
 
 

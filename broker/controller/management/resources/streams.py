@@ -256,9 +256,13 @@ async def _send(
 async def _may_hand_over(request: web.Request, transport: asyncio.Transport) -> bool:
     """Return whether the reader may write the rest to the client's socket.
 
-    It may not with TLS or without chunks, or while bytes written here have not left this process.
+    It may not with TLS, through another node or without chunks, or while bytes written here have
+    not left this process.
     """
-    if transport.get_extra_info("sslcontext") is not None or request.version < HttpVersion11:
+    is_plain = transport.get_extra_info("sslcontext") is None
+    if not is_plain or transport.get_extra_info("socket") is None:
+        return False
+    if request.version < HttpVersion11:
         return False
     loop = asyncio.get_running_loop()
     end = loop.time() + HAND_OVER_S_MAX

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.controller.management.call import Call, Route, check, long_list, put_status
+from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import depth_details, vhost_stats
-from shardmq.broker.controller.management.metrics.past import VHOST, Past
+from shardmq.broker.controller.management.metrics.past import VHOST
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.metrics.time_range import Asked
 from shardmq.broker.controller.management.resources.users import get_permissions, tags_of
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import Listing
-from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import PermissionPut, VhostDelete, VhostPut
 
@@ -45,7 +45,7 @@ def metadata_of(put: VhostPut) -> dict[str, Any]:
 
 
 async def row(
-    vhost: Vhost, stats: Stats, work: SlicedWork, past: Past, wanted: Asked | None
+    context: Context, vhost: Vhost, stats: Stats, work: SlicedWork, wanted: Asked | None
 ) -> dict[str, Any]:
     ready = unacked = ready_grown = unacked_grown = 0
     queues = iter(list(vhost.queues.values()))
@@ -65,7 +65,9 @@ async def row(
         "metadata": metadata_of(vhost.put),
         "protected_from_deletion": vhost.put.is_protected,
         "tracing": vhost.put.is_traced,
-        "cluster_state": {NODE: "running"},
+        "cluster_state": {
+            node.name: "running" if node.is_alive else "stopped" for node in context.cluster.nodes
+        },
         "messages": ready + unacked,
         "messages_ready": ready,
         "messages_unacknowledged": unacked,
@@ -73,7 +75,7 @@ async def row(
         **vhost_stats(stats, vhost.name),
     }
     if wanted is not None:
-        add_row_samples(shown, past, VHOST, vhost.name, stats.at, wanted)
+        add_row_samples(shown, context.past, VHOST, vhost.name, stats.at, wanted)
         await work.yield_to_others()
     return shown
 
@@ -85,7 +87,7 @@ async def get_all(call: Call) -> Listing:
     found = list(call.visible_vhosts())
     if wanted is not None:
         time_range.check_samples(wanted, VHOST, len(found))
-    return Listing([await row(vhost, stats, work, context.past, wanted) for vhost in found])
+    return Listing([await row(context, vhost, stats, work, wanted) for vhost in found])
 
 
 async def get(call: Call) -> dict[str, Any]:
@@ -93,7 +95,7 @@ async def get(call: Call) -> dict[str, Any]:
     context, wanted = call.context, time_range.asked(call.request.query)
     vhost, stats = call.vhost(), await context.stats.now(totals_only=True)
     context.past.see(VHOST, vhost.name)
-    return await row(vhost, stats, SlicedWork(), context.past, wanted)
+    return await row(context, vhost, stats, SlicedWork(), wanted)
 
 
 async def put(call: Call) -> Any:

@@ -14,7 +14,6 @@ from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics.message_stats import QUEUE_COUNTERS
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.responses.listing import Keys
-from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.model.policies import NOTHING, Applied
@@ -60,8 +59,9 @@ TEXTS: Final[dict[str, Callable[[QueuePut], Any]]] = {
     "type": lambda q: str(q.arguments.get("x-queue-type", "classic")),
     "arguments": lambda q: str(q.arguments),
     "exclusive": lambda q: bool(q.owner),
-    **dict.fromkeys(("node", "leader", "members", "online"), lambda q: NODE),
 }
+# The columns that are nodes: without copies all of them are the node of the shard.
+NODES: Final = frozenset(("node", "leader", "members", "online"))
 POLICIES: Final[dict[str, Callable[[Applied], str]]] = {
     "policy": lambda applied: applied.policy or "",
     "operator_policy": lambda applied: applied.operator_policy or "",
@@ -74,6 +74,9 @@ async def keys(context: Context, column: str) -> Keys[QueuePut] | None:
     if column in TEXTS:
         text = TEXTS[column]
         return lambda part: [text(queue) for queue in part]
+    if column in NODES:
+        node = context.cluster.of_shard
+        return lambda part: [node(queue.shard) for queue in part]
     if column in POLICIES:
         return _policies(context, POLICIES[column])
     if column == "state":

@@ -1,0 +1,98 @@
+"""The nodes of the broker, as the HTTP API, the page and the metrics show them.
+
+Without a cluster there is one node, whose name is NODE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Final, NamedTuple
+
+from shardmq.broker.controller.node_facts import NodeFacts
+from shardmq.broker.controller.peers.presence import door_of
+from shardmq.broker.controller.resharding.shard_sets import NODE
+from shardmq.broker.shared.control import node_of
+
+# Older facts of a node are not shown: it is cut off, or about to be missed.
+FACTS_S_MAX: Final = 5.0
+
+
+class KnownNode(NamedTuple):
+    """A node: its number and name, the numbers of its shards, and whether it is alive."""
+
+    number: int
+    name: str
+    shards: Collection[int]
+    is_alive: bool
+
+
+class ClusterView:
+    """The nodes that are known, and the facts that they have told.
+
+    own: the name of the node of this controller.
+    """
+
+    def __init__(
+        self, number: int, own: str, shards: Collection[int], own_facts: Callable[[], NodeFacts]
+    ) -> None:
+        """Begin with the node of this controller, whose facts `own_facts` returns."""
+        self.own = own
+        self._own_number = number
+        self._own_facts = own_facts
+        self._nodes = {number: KnownNode(number, own, shards, True)}
+        self._shards = dict.fromkeys(shards, own)
+        self._told: dict[str, tuple[float, NodeFacts]] = {}
+
+    def know(self, nodes: Collection[KnownNode]) -> None:
+        """Take the nodes of the cluster. A node that is not among them any more is not alive."""
+        self._nodes = {
+            number: node._replace(is_alive=number == self._own_number)
+            for number, node in self._nodes.items()
+        }
+        for node in nodes:
+            self._nodes[node.number] = node
+            self._shards |= dict.fromkeys(node.shards, node.name)
+
+    def tell(self, node: str, facts: NodeFacts) -> None:
+        """Take the present facts of another node."""
+        self._told[node] = asyncio.get_running_loop().time(), facts
+
+    def memory_alarm(self, own: str) -> str:
+        """Return the alarm of a node that is short of memory; "" if none is.
+
+        `own` is that of the node of this controller.
+        """
+        return own or next(
+            (each.memory_alarm for each in self._lately().values() if each.memory_alarm), ""
+        )
+
+    @property
+    def nodes(self) -> list[KnownNode]:
+        """The nodes in the order of their numbers."""
+        return [self._nodes[number] for number in sorted(self._nodes)]
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether there are, or may be, other nodes."""
+        return self.own != NODE
+
+    def of_shard(self, shard: int) -> str:
+        """Return the name of the node that has a shard."""
+        return self._shards.get(shard, self.own)
+
+    def of_owner(self, owner: str) -> str:
+        """Return the name of the node that a connection is at, by the connection's owner."""
+        node = self._nodes.get(node_of(door_of(owner)))
+        return self.own if node is None else node.name
+
+    def facts(self) -> dict[str, NodeFacts]:
+        """Return the facts of the nodes that are alive and have told theirs lately."""
+        return {self.own: self._own_facts()} | self._lately()
+
+    def _lately(self) -> dict[str, NodeFacts]:
+        since = asyncio.get_running_loop().time() - FACTS_S_MAX
+        alive = {node.name for node in self.nodes if node.is_alive} - {self.own}
+        return {
+            name: facts for name, (at, facts) in self._told.items() if at >= since and name in alive
+        }

@@ -1,0 +1,1 @@
+"""The other nodes of a cluster: streams to them, and who leads."""

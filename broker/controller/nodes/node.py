@@ -1,0 +1,382 @@
+"""The controller of a node in a cluster: it relays to the leader, or leads.
+
+A node begins as a relay, which keeps a copy of the definitions. `shardmq.cluster.rules` decide when
+it leads: the record in etcd names the leader, its term and the nodes whose copies have all that was
+answered. A leader that is replaced ends with the status DEPOSED, and its process starts again as a
+relay. While etcd is away, everything stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from shardmq.broker.controller.cluster_view import KnownNode
+from shardmq.broker.controller.config import Cluster, ControllerConfig, read_config
+from shardmq.broker.controller.loading import load
+from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
+from shardmq.broker.controller.memory import MemoryWatch, pids
+from shardmq.broker.controller.node_facts import NodeFacts, facts_of
+from shardmq.broker.controller.nodes.catalog_copies import HELD_NAME, EtcdRecord, belongs
+from shardmq.broker.controller.nodes.facts import tell_facts
+from shardmq.broker.controller.nodes.nodes import Nodes
+from shardmq.broker.controller.nodes.relay import Relay
+from shardmq.broker.controller.nodes.streams import (
+    CONTROL,
+    COPIES,
+    FACTS,
+    HTTP,
+    HTTPS,
+    LOCAL,
+    METRICS,
+    VERSION,
+    Address,
+    NoStream,
+    Opening,
+    OpeningProtocol,
+    open_stream,
+)
+from shardmq.broker.controller.peers.links import SOCKET_NAME
+from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.room import OWNER_ONLY
+from shardmq.broker.shared.certificates import Certificates
+from shardmq.broker.shared.config import ConfigError
+from shardmq.broker.shared.control import DOORS_PER_NODE, ShardElsewhere
+from shardmq.cluster import records
+from shardmq.cluster.etcd import Etcd, Tls
+from shardmq.cluster.following import FollowerOfCopies, HeldFile, NotLeading
+from shardmq.cluster.leading import LeaderOfCopies
+from shardmq.cluster.operations import CopiedDirectory, OperationLog
+from shardmq.cluster.pairs import EtcdRefused
+from shardmq.cluster.records import SHARD_PORT, KeyNames
+from shardmq.cluster.replicated_files import Deposed
+from shardmq.cluster.rules import Lead
+from shardmq.cluster.secret import tls_context
+from shardmq.supervisor import notify
+from shardmq.supervisor.logs import set_level
+
+DEPOSED: Final = 3
+# A leader that cannot be reached for so long is taken for gone, whatever its lease says.
+UNREACHED_S_MAX: Final = 2.0
+# Each process of a node is a life. Their numbers count quarters of a second since 2025.
+LIFE_NS: Final = 250_000_000
+LIVES_BEGAN_NS: Final = 1_735_689_600 * 1_000_000_000
+COPIES_BUFFER_BYTES: Final = 1 << 20
+STORE_BYTES: Final = 8
+REFUSED_MAX: Final = 1000  # different refusals of streams that are logged
+LOCAL_SOCKET: Final = "shardctl.sock"
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """The controller of one node, in both of its roles."""
+
+    def __init__(self, config: ControllerConfig, cluster: Cluster, stop: asyncio.Event) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._stop = stop
+        self._life = (time.time_ns() - LIVES_BEGAN_NS) // LIFE_NS
+        self._server_tls = tls_context(cluster.keys, server=True)
+        self._client_tls = tls_context(cluster.keys, server=False)
+        etcd = cluster.etcd
+        self._etcd = Etcd(
+            etcd.endpoints,
+            user=etcd.user,
+            password=etcd.password,
+            tls=Tls(etcd.ca, etcd.cert, etcd.key),
+        )
+        keys = KeyNames(cluster.name)
+        self._nodes = Nodes(self._etcd, keys, self._changed)
+        self._record = EtcdRecord(self._etcd, keys.controller)
+        self._operations = OperationLog()
+        self._follower: FollowerOfCopies | None = None
+        self._copies: LeaderOfCopies | None = None
+        self._leader: Controller | None = None
+        self._unreached: tuple[int, float] | None = None  # a term, and since when (loop time)
+        self._refused: set[str] = set()
+        self._certificates = None if config.tls is None else Certificates(config.tls)
+
+    async def run(self) -> int:
+        """Relay and follow, then lead, until `stop` is set; return the exit status."""
+        server = TlsServer(
+            socket.socket(fileno=os.dup(self._cluster.fd)),
+            self._server_tls,
+            lambda: OpeningProtocol(self._accept),
+            Handshakes(),
+            lambda: self._config.http,
+        )
+        watching = asyncio.create_task(self._nodes.run())
+        working = asyncio.create_task(self._play_roles())
+        stopping = asyncio.create_task(self._stop.wait())
+        tasks = (watching, working, stopping)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._leader is not None and not working.done():
+                await working  # it has been told, and drains
+            if watching.done():
+                watching.result()
+            return working.result() if working.done() else 0
+        except EtcdRefused as error:
+            log.critical("etcd refuses: %s", error)
+            return 1
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            server.close()
+            await self._etcd.close()
+
+    async def _play_roles(self) -> int:
+        lead = await self._follow()
+        return await self._lead(lead)
+
+    def _changed(self) -> None:
+        """Look at what etcd has now of the nodes and of the leader."""
+        nodes, record = self._nodes, self._nodes.record
+        for copies in (self._follower, self._copies):
+            if copies is not None:
+                copies.recorded(record, nodes.revision)
+        if self._follower is not None and record is not None:
+            is_other = record.leader != self._cluster.node
+            if is_other and nodes.address(record.leader) is None:
+                self._follower.leader_gone(record.term)
+        if self._leader is not None:
+            self._leader.know(known_nodes(nodes.nodes.values()))
+            self._leader.learn(shards_of(nodes.nodes.values()), doors_of(nodes.nodes.values()))
+
+    async def _connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream for copies to a node. Raises OSError, or NotLeading."""
+        address, record = self._nodes.address(leader), self._nodes.record
+        reader = asyncio.StreamReader(COPIES_BUFFER_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        loop = asyncio.get_running_loop()
+        try:
+            if address is None:
+                raise NoStream("it is not alive")
+            opening = self._opening(COPIES, None, None)
+            transport = await open_stream(address, self._client_tls, opening, protocol)
+        except NoStream as error:
+            if error.life:
+                raise NotLeading(error.life) from None
+            term = 0 if record is None else record.term
+            if self._unreached is None or self._unreached[0] != term:
+                self._unreached = term, loop.time()
+            elif loop.time() - self._unreached[1] > UNREACHED_S_MAX and self._follower is not None:
+                # Whether it is gone or only cannot be reached from here is decided by etcd.
+                self._follower.leader_gone(term)
+            raise OSError(str(error)) from None
+        self._unreached = None
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    # -- the two roles -----------------------------------------------------------------------------
+
+    async def _relay(self) -> Relay:
+        """Listen for the clients of this node, as a relay."""
+        config, runtime_dir = self._config, Path(self._config.runtime_dir)
+        relay = Relay(
+            self._client_tls, self._nodes.leader, self._opening, lambda: self._config.http
+        )
+        await relay.listen_unix(runtime_dir / SOCKET_NAME, CONTROL, 0o700)
+        await relay.listen_unix(runtime_dir / LOCAL_SOCKET, LOCAL, 0o660)
+        tls = None if self._certificates is None else self._certificates.http_context()
+        for service, fds in (
+            (HTTP, config.http_fds),
+            (HTTPS, config.https_fds),
+            (METRICS, config.metrics_fds),
+        ):
+            for fd in fds:
+                listening = socket.socket(fileno=os.dup(fd))
+                await relay.listen(listening, service, tls if service == HTTPS else None)
+        notify.ready()
+        return relay
+
+    async def _tell(self) -> None:
+        """Tell the leader the facts of this node, and watch the memory for that."""
+        watch = MemoryWatch()
+
+        def facts() -> NodeFacts:
+            config = self._config
+            watch.look(
+                pids(config.runtime_dir),
+                config.memory_high_watermark,
+                config.memory_high_watermark_bytes,
+            )
+            return facts_of(config, watch)
+
+        def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
+            opening = self._opening(FACTS, None, None)
+            return open_stream(address, self._client_tls, opening, protocol)
+
+        await tell_facts(facts, self._nodes.leader, connect)
+
+    async def _follow(self) -> Lead:
+        """Follow the leader until this node leads; meanwhile relay what clients say to it."""
+        data_dir = self._config.data_dir
+        follower = self._follower = FollowerOfCopies(
+            self._cluster.node,
+            self._life,
+            HeldFile(OWNER_ONLY, f"{data_dir}/{HELD_NAME}"),
+            CopiedDirectory(OWNER_ONLY, data_dir, belongs),
+            self._operations,
+            self._record,
+            self._connect,
+            founds=os.urandom(STORE_BYTES).hex(),
+        )
+        relay = await self._relay()
+        telling = asyncio.create_task(self._tell())
+        self._changed()
+        try:
+            lead = await follower.run()
+        finally:
+            self._follower = None
+            telling.cancel()
+            await relay.close()
+        log.info("this node leads in term %d", lead.record.term)
+        return lead
+
+    async def _lead(self, lead: Lead) -> int:
+        """Be the controller of the whole cluster until the role or the process ends."""
+        record = lead.record
+        config = msgspec.structs.replace(self._config, term=record.term, boot=record.store)
+        copies = self._copies = LeaderOfCopies(
+            self._cluster.node,
+            self._life,
+            lead,
+            self._operations,
+            self._record,
+            OWNER_ONLY,
+            config.data_dir,
+            belongs,
+        )
+        ends = asyncio.Event()
+        leading = asyncio.create_task(copies.run())
+        ending = asyncio.create_task(self._stop.wait())
+        for task in (leading, ending):
+            task.add_done_callback(lambda _: ends.set())
+        try:
+            definitions = Definitions(
+                Path(config.data_dir), config.boot, copies.replicated, waits_for_others=True
+            )
+            loaded = await asyncio.to_thread(load, definitions, config)
+            controller = Controller(config, doors_of(self._nodes.nodes.values()), loaded)
+            self._leader = controller
+            self._changed()
+            status = await controller.run(ends)
+        except Deposed as error:
+            log.error("this node leads no more: %s", error)
+            return DEPOSED
+        finally:
+            self._leader = None
+            self._copies = None
+            is_deposed = leading.done()
+            for task in (leading, ending):
+                task.cancel()
+        return DEPOSED if is_deposed else status
+
+    def reload(self) -> None:
+        """Take new settings from the supervisor, and read certificates again."""
+        if self._leader is not None:
+            self._leader.reload()
+            return
+        if (section := notify.new_section()) is not None:
+            self._config = read_config(section)
+            set_level(self._config.log_level)
+        if self._certificates is not None and self._config.tls is not None:
+            try:
+                self._certificates.reload(self._config.tls)
+            except ConfigError as error:
+                log.error("certificates stay as they were: %s", error)
+
+    # -- streams -----------------------------------------------------------------------------------
+
+    def _opening(self, service: str, peer: Address | None, own: Address | None) -> Opening:
+        return Opening(VERSION, self._cluster.name, self._cluster.node, service, peer, own)
+
+    def _accept(self, opening: Opening) -> asyncio.Protocol:
+        """Return the protocol of the service that a node asks for. Raises NoStream."""
+        try:
+            if opening.cluster != self._cluster.name:
+                raise NoStream(f"this is a node of the cluster '{self._cluster.name}'")
+            if opening.version != VERSION:
+                raise NoStream(
+                    f"{self._cluster.node} speaks version {VERSION} of the streams between nodes, "
+                    f"{opening.node} version {opening.version}"
+                )
+            if opening.service == COPIES and self._copies is not None:
+                return copies_protocol(self._copies)
+            if self._leader is None:
+                raise NoStream(f"{self._cluster.node} does not lead", self._life)
+            return self._leader.connection(opening.service, opening.node)
+        except NoStream as error:
+            why = f"{opening.node} ({opening.service}): {error}"
+            if why not in self._refused and len(self._refused) < REFUSED_MAX:
+                self._refused.add(why)
+                log.warning("a stream is refused: %s", why)
+            raise
+
+
+def copies_protocol(copies: LeaderOfCopies) -> asyncio.Protocol:
+    """Return the protocol of the stream of a node that follows."""
+    reader = asyncio.StreamReader(COPIES_BUFFER_BYTES)
+    return asyncio.StreamReaderProtocol(reader, copies.serve)
+
+
+def known_nodes(nodes: Iterable[records.Node]) -> list[KnownNode]:
+    """Return the nodes that are alive as the leader knows them."""
+    return [
+        KnownNode(
+            node.number, node.name, [each.number for each in shards_of([node])[node.number]], True
+        )
+        for node in nodes
+    ]
+
+
+def shards_of(nodes: Iterable[records.Node]) -> dict[int, list[ShardElsewhere]]:
+    """Return the shards of each node, by the number of the node."""
+    return {
+        node.number: [
+            ShardElsewhere(
+                int(name.removeprefix(SHARD_PORT)), node.name, f"tcp://{node.address}:{port}"
+            )
+            for name, port in node.ports.items()
+            if name.startswith(SHARD_PORT)
+        ]
+        for node in nodes
+    }
+
+
+def doors_of(nodes: Iterable[records.Node]) -> set[int]:
+    """Return the numbers of the front doors of these nodes."""
+    return {
+        node.number * DOORS_PER_NODE + index for node in nodes for index in range(node.front_doors)
+    }
+
+
+async def serve(config: ControllerConfig, cluster: Cluster) -> int:
+    """Run the controller of a node until SIGTERM, SIGINT or the end of the supervisor."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    stop_at_the_end(loop, stop)
+    node = Node(config, cluster, stop)
+    loop.add_signal_handler(signal.SIGHUP, node.reload)
+    watchdog = asyncio.create_task(_watchdog())
+    try:
+        return await node.run()
+    finally:
+        watchdog.cancel()
+
+
+async def _watchdog() -> None:
+    while True:
+        notify.watchdog()
+        await asyncio.sleep(WATCHDOG_S)

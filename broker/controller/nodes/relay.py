@@ -1,0 +1,158 @@
+"""A node that does not lead is a relay: it pipes what its clients say to the node that leads.
+
+The relay listens where the controller of a node listens: for front doors, for shardctl, for HTTP
+and for metrics. Each connection becomes a stream to the leader, which sees the client and not the
+relay. While nobody leads, a connection waits for LEADER_S_MAX. Then HTTP is answered with 503, and
+all others are closed; front doors come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from shardmq.broker.controller.config import HttpLimits
+from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
+from shardmq.broker.controller.nodes.pipe import PipeEnd
+from shardmq.broker.controller.nodes.streams import (
+    CONTROL,
+    Address,
+    NoStream,
+    Opening,
+    open_stream,
+)
+
+LEADER_S_MAX: Final = 10.0
+AGAIN_S: Final = 0.1
+# The connections that one node relays at the same time, of which front doors have one each.
+RELAYED_MAX: Final = 2048
+BACKLOG: Final = 128
+REASON: Final = b'{"error":"no_leader","reason":"no node of the cluster leads at present"}'
+NO_LEADER: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+    b"Connection: close\r\nRetry-After: 1\r\nContent-Length: %d\r\n\r\n%b" % (len(REASON), REASON)
+)
+
+log = logging.getLogger(__name__)
+
+
+class Relay:
+    """The listening sockets of a node that does not lead, and its streams to the leader.
+
+    leader: waits up to so many seconds for a leader; returns its address, or None.
+    opening: makes the opening of a stream, from the service and the two ends of the client.
+    """
+
+    def __init__(
+        self,
+        tls: ssl.SSLContext,
+        leader: Callable[[float], Awaitable[Address | None]],
+        opening: Callable[[str, Address | None, Address | None], Opening],
+        limits: Callable[[], HttpLimits],
+    ) -> None:
+        self._tls = tls
+        self._leader = leader
+        self._opening = opening
+        self._limits = limits
+        self._servers: list[asyncio.AbstractServer | TlsServer] = []
+        self._ends: set[PipeEnd] = set()
+        self._joining: set[asyncio.Task[None]] = set()
+        self._logged = ""  # why the last stream could not be opened
+        self.handshakes = Handshakes()
+
+    async def listen_unix(self, path: Path, service: str, mode: int) -> None:
+        path.unlink(missing_ok=True)
+        server = await asyncio.get_running_loop().create_unix_server(
+            self._protocol(service), path, backlog=BACKLOG
+        )
+        os.chmod(path, mode)
+        self._servers.append(server)
+
+    async def listen(
+        self, listening: socket.socket, service: str, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Relay what comes to a socket that the supervisor has bound."""
+        if tls is None:
+            self._servers.append(
+                await asyncio.get_running_loop().create_server(
+                    self._protocol(service), sock=listening, backlog=BACKLOG
+                )
+            )
+            return
+        listening.listen(BACKLOG)
+        protocol = self._protocol(service)
+        self._servers.append(TlsServer(listening, tls, protocol, self.handshakes, self._limits))
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in self._joining:
+            task.cancel()
+        for end in list(self._ends):
+            end.transport.abort()
+        while self._ends:
+            await asyncio.sleep(0)
+
+    def _protocol(self, service: str) -> Callable[[], PipeEnd]:
+        return partial(PipeEnd, partial(self._accepted, service), self._ended)
+
+    def _accepted(self, service: str, end: PipeEnd) -> None:
+        self._ends.add(end)
+        if len(self._ends) > RELAYED_MAX:
+            end.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._join(service, end))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    def _ended(self, end: PipeEnd) -> None:
+        self._ends.discard(end)
+
+    async def _join(self, service: str, end: PipeEnd) -> None:
+        """Join a connection with a stream to the leader, whoever leads within LEADER_S_MAX."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + LEADER_S_MAX
+        opening = self._opening(service, *_ends_of(end.transport))
+        while not end.is_over:
+            address = await self._leader(until - loop.time())
+            if address is None:
+                self._refuse(service, end)
+                return
+            far = PipeEnd()
+            try:
+                await open_stream(address, self._tls, opening, far)
+            except NoStream as error:
+                if str(error) != self._logged:
+                    self._logged = str(error)
+                    log.warning("no stream to the leader at %s:%d: %s", *address, error)
+                if loop.time() > until:
+                    self._refuse(service, end)
+                    return
+                await asyncio.sleep(AGAIN_S)
+                continue
+            self._logged = ""
+            if end.is_over:
+                far.transport.abort()
+            else:
+                end.join(far)
+            return
+
+    def _refuse(self, service: str, end: PipeEnd) -> None:
+        if service not in (CONTROL,) and not end.is_over:
+            end.transport.write(NO_LEADER)
+        end.transport.close()
+
+
+def _ends_of(transport: asyncio.Transport) -> tuple[Address | None, Address | None]:
+    peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    return (
+        (peer[0], peer[1]) if isinstance(peer, tuple) else None,
+        (own[0], own[1]) if isinstance(own, tuple) else None,
+    )

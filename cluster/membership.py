@@ -1,0 +1,210 @@
+"""The place of a node in its cluster: its number, and the numbers of its shards.
+
+A node claims both at its first start, each by a transaction that creates a record. The file
+`cluster.json` in its data directory keeps them, and has an *identity*: random bytes that tell this
+data directory from another one which is started under the name of the same node.
+
+    /shardmq/NAME/members/ID    Member   a node of the cluster, whether it runs or not
+    /shardmq/NAME/secret        a fingerprint of the secret, so that no node with another one joins
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from shardmq.cluster.pairs import Compare, Get, Listing, Operation, Outcome, Put
+from shardmq.cluster.records import (
+    NODES_MAX,
+    BadRecord,
+    Copies,
+    KeyNames,
+    decoded,
+    encoded,
+    number_in,
+)
+
+FILE_NAME: Final = "cluster.json"
+SHARDS_MAX: Final = 64
+IDENTITY_BYTES: Final = 16
+UNCLAIMED: Final = -1
+
+
+class NoPlace(Exception):
+    """The node cannot be of this cluster. The text says why, for the operator."""
+
+
+class Member(Struct, frozen=True):
+    """A node of the cluster: its name, and the identity of its data directory."""
+
+    name: str
+    identity: str
+
+
+class Place(Struct, frozen=True):
+    """The content of `cluster.json`. The number is UNCLAIMED before the first claim."""
+
+    cluster: str
+    node: str
+    identity: str
+    number: int = UNCLAIMED
+    shards: list[int] = []
+
+
+def members_key(cluster: str) -> str:
+    """Return how the keys of all members begin."""
+    return f"{KeyNames(cluster).all}members/"
+
+
+def read_place(data_dir: Path, cluster: str, node: str) -> Place:
+    """Return the place of a data directory, or a new one without numbers.
+
+    Raises NoPlace if the directory is that of another cluster or node, and OSError.
+    """
+    path = data_dir / FILE_NAME
+    try:
+        place = msgspec.json.decode(path.read_bytes(), type=Place)
+    except FileNotFoundError:
+        return Place(cluster, node, os.urandom(IDENTITY_BYTES).hex())
+    except msgspec.MsgspecError as error:
+        raise NoPlace(f"{path}: {error}") from None
+    if (place.cluster, place.node) != (cluster, node):
+        raise NoPlace(
+            f"{data_dir} belongs to the node '{place.node}' of the cluster '{place.cluster}', "
+            f"not to '{node}' of '{cluster}'"
+        )
+    return place
+
+
+def write_place(data_dir: Path, place: Place) -> None:
+    """Write `cluster.json`, on stable storage. Raises OSError."""
+    path = data_dir / FILE_NAME
+    new = path.with_name(f"{FILE_NAME}.new")
+    with new.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(place)) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    directory = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+class Store(Protocol):
+    """What the claims need of `shardmq.cluster.etcd.Etcd`, which imports much."""
+
+    async def range(self, prefix: str) -> Listing: ...
+
+    async def transact(
+        self,
+        compares: Iterable[Compare],
+        then: Iterable[Operation],
+        otherwise: Iterable[Operation] = (),
+    ) -> Outcome: ...
+
+
+class Claims:
+    """The claims of one node in etcd.
+
+    Each call may be repeated, with the place that the last one returned or that it was called with.
+    All raise NoPlace, EtcdAway and EtcdRefused.
+    """
+
+    def __init__(self, etcd: Store, cluster: str) -> None:
+        self._etcd = etcd
+        self._keys = KeyNames(cluster)
+        self._members = members_key(cluster)
+
+    async def secret(self, fingerprint: bytes) -> None:
+        """Check that the cluster has the secret with this fingerprint. The first node sets it."""
+        key = f"{self._keys.all}secret"
+        absent = Compare(key, create_revision=0)
+        outcome = await self._etcd.transact([absent], [Put(key, fingerprint)], [Get(key)])
+        there = None if outcome.succeeded else outcome.pairs[0]
+        if there is not None and there.value != fingerprint:
+            raise NoPlace("the cluster has another secret than cluster.secret says")
+
+    async def number(self, place: Place) -> Place:
+        """Return the place with the number of the node, which is claimed if there is none yet."""
+        listing = await self._etcd.range(self._members)
+        taken: set[int] = set()
+        for pair in listing.pairs:
+            number = number_in(pair.key)
+            taken.add(number)
+            member = _member(pair.key, pair.value)
+            if member.identity == place.identity:
+                return msgspec.structs.replace(place, number=number)
+            if member.name == place.node:
+                raise NoPlace(
+                    f"the cluster has a node '{place.node}' with another data directory: start "
+                    "it there, take another name, or let the cluster forget it "
+                    f"(shardctl cluster forget {place.node})"
+                )
+        known = place.number != UNCLAIMED  # etcd has lost it
+        free = [place.number] if known else [n for n in range(NODES_MAX) if n not in taken]
+        value = msgspec.json.encode(Member(place.node, place.identity))
+        for number in free:
+            if number not in taken and await self._create(f"{self._members}{number}", value):
+                return msgspec.structs.replace(place, number=number)
+        if known:
+            raise NoPlace(f"another node of the cluster has the number {place.number}")
+        raise NoPlace(f"the cluster has {NODES_MAX} nodes, which is the most that it can have")
+
+    async def shards(self, place: Place, count: int, held: Collection[int]) -> Place:
+        """Return the place with at least `count` shards; those that are missing are claimed.
+
+        The first node of a cluster may bring shards that it had before, whose directories it holds:
+        their numbers are claimed as they are.
+        """
+        listing = await self._etcd.range(self._keys.shards)
+        owners = {
+            number_in(pair.key): decoded(pair.key, pair.value, Copies).leader
+            for pair in listing.pairs
+        }
+        own = {shard for shard, owner in owners.items() if owner == place.number}
+        brought = set(held) - own - set(place.shards)
+        if brought and owners.keys() - own:
+            raise NoPlace(
+                f"the data directory has messages of shard {min(brought)}, which is not of this "
+                "cluster: only the first node of a cluster may bring data"
+            )
+        # Etcd has lost those that are in the file and not there.
+        for shard in sorted((set(place.shards) | brought) - own):
+            if shard in owners or not await self._create_shard(shard, place.number):
+                raise NoPlace(f"shard {shard} belongs to another node of the cluster")
+            own.add(shard)
+        for shard in range(SHARDS_MAX):
+            if len(own) >= count:
+                break
+            is_free = shard not in owners and shard not in own
+            if is_free and await self._create_shard(shard, place.number):
+                own.add(shard)
+        if len(own) < count:
+            raise NoPlace(
+                f"the cluster has {SHARDS_MAX} shards, which is the most that it can have: "
+                f"{count} are wanted here (shards.count), {len(own)} are there"
+            )
+        return msgspec.structs.replace(place, shards=sorted(own))
+
+    async def _create_shard(self, shard: int, node: int) -> bool:
+        record = Copies(term=1, leader=node, in_sync=[node], members=[node])
+        return await self._create(self._keys.shard(shard), encoded(record))
+
+    async def _create(self, key: str, value: bytes) -> bool:
+        """Create a pair; return False if the key is there."""
+        outcome = await self._etcd.transact([Compare(key, create_revision=0)], [Put(key, value)])
+        return outcome.succeeded
+
+
+def _member(key: str, value: bytes) -> Member:
+    try:
+        return msgspec.json.decode(value, type=Member)
+    except msgspec.MsgspecError as error:
+        raise BadRecord(f"{key}: no member: {error}") from None

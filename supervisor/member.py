@@ -1,0 +1,215 @@
+"""A host as a node of a cluster: what it claims in etcd at its start, and its sign of life.
+
+The lease of the node is renewed from the first to the last moment of the supervisor, whatever the
+other processes do. That etcd is away is no error: the node waits for it at its start, and tries on
+later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from shardmq.cluster.lease import Lease
+from shardmq.cluster.membership import Claims, NoPlace, Place, read_place, write_place
+from shardmq.cluster.pairs import EtcdAway, EtcdRefused
+from shardmq.cluster.records import SHARD_PORT, BadRecord, KeyNames, Node, encoded
+from shardmq.cluster.secret import keys_of
+from shardmq.supervisor.config import Cluster, ConfigError
+from shardmq.supervisor.plan import ClusterPlan
+from shardmq.supervisor.sockets import Sockets
+
+AGAIN_S: Final = 1.0
+LEAVE_S_MAX: Final = 2.0
+NODE_PREFIX: Final = "shardmq@"
+
+log = logging.getLogger("supervisor")
+
+
+def version() -> str:
+    """Return the version of the program."""
+    try:
+        return metadata.version("shardmq")
+    except metadata.PackageNotFoundError:
+        return "0"
+
+
+def node_name(settings: Cluster) -> str:
+    """Return the name of this node, such as `shardmq@host`."""
+    name = settings.node or socket.gethostname()
+    return name if "@" in name else NODE_PREFIX + name
+
+
+def own_address(settings: Cluster) -> str:
+    """Return the address at which the other nodes reach this one.
+
+    Without a setting it is the one by which this host reaches etcd. Raises ConfigError.
+    """
+    if settings.address:
+        return settings.address
+    parts = urlsplit(settings.endpoints[0])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect((parts.hostname or "", parts.port or 2379))
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cluster.address: not set, and {settings.endpoints[0]} does not tell it: {error}"
+        ) from None
+
+
+class Member:
+    """The claims and the lease of this node.
+
+    Args:
+        settings: The section `cluster` of the settings.
+        data_dir: The data directory, which keeps the place of the node.
+        shards: The number of shards that the node is to have.
+        held: The numbers of the shards whose directories there are.
+
+    Raises:
+        ConfigError: A setting is wrong, or the directory is that of another node or cluster.
+    """
+
+    def __init__(
+        self, settings: Cluster, data_dir: Path, shards: int, held: Collection[int]
+    ) -> None:
+        self.name = node_name(settings)
+        self.address = own_address(settings)
+        self._settings = settings
+        self._data_dir = data_dir
+        self._shards = max(shards, len(held))
+        self._held = held
+        from shardmq.cluster.etcd import Etcd, Tls  # only a node of a cluster needs it
+
+        try:
+            self.place = read_place(data_dir, settings.name, self.name)
+            self._etcd = Etcd(
+                settings.endpoints,
+                user=settings.etcd_user,
+                password=settings.etcd_password,
+                tls=Tls(settings.etcd_ca, settings.etcd_cert, settings.etcd_key),
+            )
+        except NoPlace as error:
+            raise ConfigError(f"cluster: {error}") from None
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"cluster.etcd: {error}") from None
+        self._lease = Lease(self._etcd, settings.node_timeout_s, _lease_changed)
+        self._holding: asyncio.Task[None] | None = None
+
+    async def join(self, tell: Callable[[str], None]) -> Place:
+        """Claim the number of the node and of its shards, and return them.
+
+        Args:
+            tell: Called with a text while etcd does not answer.
+
+        Raises:
+            ConfigError: The node cannot be of this cluster.
+        """
+        claims = Claims(self._etcd, self._settings.name)
+        self._keys = await asyncio.to_thread(keys_of, self._settings.secret, self._settings.name)
+        while True:
+            try:
+                await claims.secret(self._keys.fingerprint)
+                place = await claims.number(self.place)
+                place = await claims.shards(place, self._shards, self._held)
+                break
+            except EtcdAway as error:
+                text = f"waits for etcd: {error}"
+                log.warning("%s", text)
+                tell(text)
+                await asyncio.sleep(AGAIN_S)
+            except (NoPlace, BadRecord) as error:
+                raise ConfigError(f"cluster: {error}") from None
+            except EtcdRefused as error:
+                raise ConfigError(f"cluster.etcd: {error}") from None
+        if place != self.place:
+            await asyncio.to_thread(write_place, self._data_dir, place)
+            self.place = place
+        log.info("node %d of cluster '%s', shards %s", place.number, place.cluster, place.shards)
+        return place
+
+    def node(self, place: Place, listening: Sequence[socket.socket]) -> ClusterPlan:
+        """Return what the children need to know.
+
+        Args:
+            place: The place of this node.
+            listening: The sockets for other nodes: that of the controller, then one for each shard.
+        """
+        first, *others = listening
+        settings, keys = self._settings, self._keys
+        controller = {
+            "name": place.cluster,
+            "node": self.name,
+            "number": place.number,
+            "fd": first.fileno(),
+            "host": self.address,
+            "port": first.getsockname()[1],
+            "keys": msgspec.to_builtins(keys),
+            "etcd": {
+                "endpoints": settings.endpoints,
+                "user": settings.etcd_user,
+                "password": settings.etcd_password,
+                "ca": settings.etcd_ca,
+                "cert": settings.etcd_cert,
+                "key": settings.etcd_key,
+            },
+        }
+        return ClusterPlan(
+            node=place.number,
+            shards=tuple(place.shards),
+            session_fds=tuple(sock.fileno() for sock in others),
+            keys={"public": keys.curve_public, "secret": keys.curve_secret},
+            controller=controller,
+            fd=first.fileno(),
+        )
+
+    def announce(self, sockets: Sockets) -> None:
+        """Say in etcd that this node lives, from now on until `leave`."""
+        first, *others = sockets.cluster
+        ports = {"cluster": first.getsockname()[1]}
+        for shard, sock in zip(self.place.shards, others, strict=True):
+            ports[f"{SHARD_PORT}{shard}"] = sock.getsockname()[1]
+        for protocol, where in sockets.addresses().items():
+            ports[protocol] = int(where.rpartition(":")[2])
+        node = Node(
+            number=self.place.number,
+            name=self.name,
+            address=self.address,
+            ports=ports,
+            version=version(),
+            cores=len(os.sched_getaffinity(0)),
+            incarnation=time.time_ns() // 1_000_000,
+            front_doors=len(sockets.amqp),
+        )
+        self._lease.put(KeyNames(self._settings.name).node(node.number), encoded(node))
+        self._holding = asyncio.create_task(self._lease.hold())
+
+    async def leave(self) -> None:
+        """End the lease, so that the other nodes need not wait for its end."""
+        if self._holding is not None:
+            self._holding.cancel()
+            await asyncio.gather(self._holding, return_exceptions=True)
+            try:
+                async with asyncio.timeout(LEAVE_S_MAX):
+                    await self._lease.end()
+            except (EtcdAway, EtcdRefused, TimeoutError) as error:
+                log.warning("the lease of this node ends later: %s", error)
+        await self._etcd.close()
+
+
+def _lease_changed(lease: Lease) -> None:
+    if lease.lost:
+        log.error("the cluster does not hear of this node: %s", lease.lost or lease.trouble)
+    else:
+        log.info("the cluster hears of this node")

@@ -1,0 +1,274 @@
+"""Streams between nodes: who gets one, and what a relay hands on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from shardmq.broker.controller.config import HttpLimits
+from shardmq.broker.controller.nodes.relay import NO_LEADER, Relay
+from shardmq.broker.controller.nodes.streams import (
+    CONTROL,
+    HTTP,
+    OPENING_BYTES_MAX,
+    VERSION,
+    Address,
+    NoStream,
+    Opening,
+    OpeningProtocol,
+    open_stream,
+)
+from shardmq.cluster.secret import Keys, keys_of, tls_context
+
+KEYS = keys_of("a secret of many words", "coffee")
+OTHER_KEYS = keys_of("another secret of many words", "coffee")
+PATIENCE_S = 30.0
+
+
+class Collected(asyncio.Protocol):
+    """A service that keeps what comes, and answers each read when `echoes`."""
+
+    def __init__(self, echoes: bool = False) -> None:
+        self.transport: asyncio.Transport
+        self.data = bytearray()
+        self.peer: object = None
+        self.came = asyncio.Event()
+        self.over = asyncio.Event()
+        self._echoes = echoes
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.peer = transport.get_extra_info("peername")
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        self.came.set()
+        if self._echoes:
+            self.transport.write(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.over.set()
+
+
+def opening(
+    service: str = CONTROL, peer: Address | None = None, own: Address | None = None
+) -> Opening:
+    return Opening(VERSION, "coffee", "shardmq@b", service, peer, own)
+
+
+class Leader:
+    """The end that is connected to; it takes openings of version VERSION for its services."""
+
+    def __init__(self, keys: Keys = KEYS, echoes: bool = False) -> None:
+        self.services: list[Collected] = []
+        self.openings: list[Opening] = []
+        self.taken = asyncio.Event()
+        self._keys = keys
+        self._echoes = echoes
+
+    def accept(self, opening: Opening) -> asyncio.Protocol:
+        if opening.version != VERSION:
+            raise NoStream(f"version {opening.version}, this node has {VERSION}")
+        self.openings.append(opening)
+        self.services.append(Collected(self._echoes))
+        self.taken.set()
+        return self.services[-1]
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[Address]:
+        server = await asyncio.get_running_loop().create_server(
+            lambda: OpeningProtocol(self.accept),
+            "127.0.0.1",
+            0,
+            ssl=tls_context(self._keys, server=True),
+        )
+        yield server.sockets[0].getsockname()[:2]
+        server.close()
+
+
+async def test_a_service_gets_the_bytes_behind_the_opening_and_sees_the_client() -> None:
+    leader, here = Leader(echoes=True), Collected()
+    async with leader.listening() as address:
+        asked = opening(HTTP, ("192.0.2.1", 4711), ("192.0.2.2", 15672))
+        await open_stream(address, tls_context(KEYS, server=False), asked, here)
+        here.transport.write(b"hello")
+        async with asyncio.timeout(PATIENCE_S):
+            await here.came.wait()
+        assert (bytes(here.data), leader.openings) == (b"hello", [asked])
+        assert leader.services[0].peer == ("192.0.2.1", 4711)
+        here.transport.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await leader.services[0].over.wait()
+
+
+async def test_a_node_with_another_secret_gets_no_stream_either_way() -> None:
+    for of_leader, of_node in ((KEYS, OTHER_KEYS), (OTHER_KEYS, KEYS)):
+        leader = Leader(of_leader)
+        async with leader.listening() as address:
+            with pytest.raises(NoStream, match="another secret"):
+                tls = tls_context(of_node, server=False)
+                await open_stream(address, tls, opening(), Collected())
+            assert leader.openings == []
+
+
+async def test_a_client_without_the_certificate_gets_no_stream() -> None:
+    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+    leader = Leader()
+    async with leader.listening() as address:
+        with pytest.raises(NoStream):
+            await open_stream(address, stranger, opening(), Collected())
+        assert leader.openings == []
+
+
+async def test_the_reason_of_a_refusal_reaches_the_node() -> None:
+    leader = Leader()
+    async with leader.listening() as address:
+        asked = Opening(VERSION + 1, "coffee", "shardmq@b", CONTROL)
+        with pytest.raises(NoStream, match=f"version {VERSION + 1}, this node has {VERSION}"):
+            await open_stream(address, tls_context(KEYS, server=False), asked, Collected())
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"no json\n", b"{}\n", b"x" * (OPENING_BYTES_MAX + 1), b'{"version":1}\nand more', b"\xff\n"],
+    ids=["no json", "no fields", "too long", "more than a line", "no text"],
+)
+async def test_garbage_ends_a_stream(first: bytes) -> None:
+    leader = Leader()
+    async with leader.listening() as address, asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection(
+            *address, ssl=tls_context(KEYS, server=False), server_hostname=""
+        )
+        writer.write(first)
+        answer = await reader.read()
+        assert answer == b"" or b'"error":"' in answer
+        assert leader.openings == []
+        writer.close()
+
+
+async def test_an_end_that_is_no_node_is_told_from_one() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readline())
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=tls_context(KEYS, server=True))
+    address = server.sockets[0].getsockname()[:2]
+    with pytest.raises(NoStream, match="does not speak as a node does"):
+        await open_stream(address, tls_context(KEYS, server=False), opening(), Collected())
+    server.close()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 ready, and no TLS at all\r\n")
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()[:2]
+    with pytest.raises(NoStream):
+        await open_stream(address, tls_context(KEYS, server=False), opening(), Collected())
+    server.close()
+    with pytest.raises(NoStream, match="refused"):
+        await open_stream(address, tls_context(KEYS, server=False), opening(), Collected())
+
+
+Wait = Callable[[float], Awaitable[Address | None]]
+
+
+@contextlib.asynccontextmanager
+async def relaying(leader: Wait, path: Path) -> AsyncIterator[tuple[Path, Address]]:
+    """Run a relay; yield its Unix socket, for front doors, and its address for HTTP."""
+    relay = Relay(tls_context(KEYS, server=False), leader, opening, HttpLimits)
+    unix = path / "control.sock"
+    await relay.listen_unix(unix, CONTROL, 0o700)
+    listening = socket.create_server(("127.0.0.1", 0))
+    await relay.listen(listening, HTTP)
+    yield unix, listening.getsockname()[:2]
+    await relay.close()
+
+
+async def test_a_relay_hands_on_bytes_in_both_directions_and_the_ends(tmp_path: Path) -> None:
+    """Some megabytes go both ways while either side reads late: nothing is lost or swapped."""
+    leader, seed = Leader(echoes=True), random.randrange(1 << 32)
+    print(f"seed {seed}")
+    sent = random.Random(seed).randbytes(6 << 20)
+    async with leader.listening() as address:
+
+        async def leads(wait_s: float) -> Address:
+            return address
+
+        async with relaying(leads, tmp_path) as (unix, _), asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_unix_connection(unix)
+
+            async def send() -> None:
+                for start in range(0, len(sent), 100_000):
+                    writer.write(sent[start : start + 100_000])
+                    await writer.drain()
+
+            sending = asyncio.create_task(send())
+            got = await reader.readexactly(len(sent))
+            await sending
+            assert got == sent
+            writer.close()
+            await leader.services[0].over.wait()
+            # The end of the leader ends the client.
+            reader, writer = await asyncio.open_unix_connection(unix)
+            writer.write(b"x")
+            assert await reader.readexactly(1) == b"x"
+            leader.services[1].transport.abort()
+            assert await reader.read() == b""
+            writer.close()
+
+
+async def test_a_client_by_tcp_is_shown_to_the_leader(tmp_path: Path) -> None:
+    leader = Leader(echoes=True)
+    async with leader.listening() as address:
+
+        async def leads(wait_s: float) -> Address:
+            return address
+
+        async with relaying(leads, tmp_path) as (_, http), asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection(*http)
+            own = writer.get_extra_info("sockname")
+            writer.write(b"GET")
+            assert await reader.readexactly(3) == b"GET"
+            assert (leader.openings[0].service, leader.openings[0].peer) == (HTTP, tuple(own))
+            assert leader.openings[0].own == tuple(http)
+            writer.close()
+
+
+async def test_without_a_leader_http_says_so_and_a_front_door_is_closed(tmp_path: Path) -> None:
+    async def nobody(wait_s: float) -> None:
+        return None
+
+    async with relaying(nobody, tmp_path) as (unix, http), asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection(*http)
+        assert await reader.read() == NO_LEADER
+        writer.close()
+        reader, writer = await asyncio.open_unix_connection(unix)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_stream_finds_the_next_leader(tmp_path: Path) -> None:
+    """The address of a leader that is gone is given at first, and then that of the next one."""
+    leader = Leader(echoes=True)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        before = gone.getsockname()[:2]
+    async with leader.listening() as address:
+        given = iter([before, before, address])
+
+        async def leads(wait_s: float) -> Address:
+            return next(given)
+
+        async with relaying(leads, tmp_path) as (unix, _), asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_unix_connection(unix)
+            writer.write(os.urandom(10))
+            assert len(await reader.readexactly(10)) == 10
+            writer.close()

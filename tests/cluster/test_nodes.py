@@ -1,0 +1,231 @@
+"""Three brokers of one cluster: any node shows all, and serves queues wherever they lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pytest
+
+from tests.support.etcd import RealEtcd
+from tests.support.real_broker import SOURCE, RealBroker, wait_until
+from tests.support.real_cluster import (
+    NAME,
+    RealCluster,
+    api,
+    connect,
+    node_arguments,
+    node_environment,
+    wait_for_nodes,
+)
+
+pytestmark = pytest.mark.broker
+QUEUES = 9
+MESSAGES = 20
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+@pytest.fixture(scope="module")
+def cluster(real: RealEtcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
+    RealBroker.may_start = True
+    with RealCluster(tmp_path_factory.mktemp("cluster"), real) as made:
+        wait_for_nodes(made.nodes[0], 3)
+        yield made
+
+
+def names_of(name: str) -> list[str]:
+    return [f"{name}-{index}" for index in range(QUEUES)]
+
+
+def fill(cluster: RealCluster, name: str) -> None:
+    """Declare queues at one node after the other, and publish to each at another node."""
+    connections = [connect(node) for node in cluster.nodes]
+    channels = [connection.channel() for connection in connections]
+    for channel in channels:
+        channel.confirm_delivery()
+    for index, queue in enumerate(names_of(name)):
+        channels[index % 3].queue_declare(queue, durable=True)
+        for number in range(MESSAGES):
+            channel = channels[(index + number) % 3]
+            channel.basic_publish("", queue, b"%d" % number, PERSISTENT, mandatory=True)
+    for connection in connections:
+        connection.close()
+
+
+def drain(node: RealBroker, queue: str) -> list[int]:
+    """Take all messages of a queue at a node."""
+    connection = connect(node)
+    channel, got = connection.channel(), []
+    while (found := channel.basic_get(queue, auto_ack=True))[0] is not None:
+        got.append(int(found[2]))
+    connection.close()
+    return got
+
+
+def test_queues_are_used_at_all_nodes_and_lie_on_all(cluster: RealCluster, name: str) -> None:
+    fill(cluster, name)
+    rows = api(cluster.nodes[2], "queues")
+    assert {row["name"] for row in rows if row["name"].startswith(name)} == set(names_of(name))
+    for index, queue in enumerate(names_of(name)):
+        assert drain(cluster.nodes[(index + 1) % 3], queue) == list(range(MESSAGES))
+
+
+def test_all_nodes_answer_the_api_alike(cluster: RealCluster) -> None:
+    answers = [api(node, "nodes") for node in cluster.nodes]
+    assert [[row["name"] for row in rows] for rows in answers] == [
+        [f"shardmq@node-{index}" for index in range(3)]
+    ] * 3
+    assert [api(node, "overview")["node"] for node in cluster.nodes] == [
+        f"shardmq@node-{index}" for index in range(3)
+    ]
+    shards = sorted(shard for row in answers[0] for shard in row["shards"])
+    assert shards == [0, 1, 2]
+
+
+def test_a_consumer_at_another_node_gets_what_comes(cluster: RealCluster, name: str) -> None:
+    here, there = connect(cluster.nodes[0]), connect(cluster.nodes[1])
+    consuming, publishing = here.channel(), there.channel()
+    for queue in names_of(name):
+        publishing.queue_declare(queue)
+    got: list[tuple[str, int]] = []
+
+    def take(channel: object, method: object, properties: object, body: bytes) -> None:
+        queue, number = body.decode().rsplit("/", 1)
+        got.append((queue, int(number)))
+        consuming.basic_ack(method.delivery_tag)  # type: ignore[attr-defined]
+
+    for queue in names_of(name):
+        consuming.basic_consume(queue, take)
+    for number in range(MESSAGES):
+        for queue in names_of(name):
+            publishing.basic_publish("", queue, f"{queue}/{number}".encode())
+    there.process_data_events(0)
+    wait_until(
+        lambda: here.process_data_events(0.01) or len(got) == MESSAGES * QUEUES, "all messages"
+    )
+    for queue in names_of(name):
+        assert [number for each, number in got if each == queue] == list(range(MESSAGES))
+    here.close()
+    there.close()
+
+
+def test_the_controller_that_leads_dies_and_leads_again(cluster: RealCluster, name: str) -> None:
+    fill(cluster, name)
+    leader = cluster.leader()
+    clients = [connect(node) for node in cluster.nodes]  # stay through all of it
+    leader.kill("controller")
+    for index, queue in enumerate(names_of(f"{name}-later")):
+        clients[index % 3].channel().queue_declare(queue, durable=True)
+    for index, queue in enumerate(names_of(name)):
+        assert drain(cluster.nodes[index % 3], queue) == list(range(MESSAGES))
+    for client in clients:
+        client.close()
+
+
+def test_a_node_dies_and_comes_back_with_its_messages(cluster: RealCluster, name: str) -> None:
+    fill(cluster, name)
+    leader = cluster.leader()
+    lost = cluster.others(leader)[0]
+    lost.kill_all()
+    wait_for_nodes(leader, 2)
+    row = next(row for row in api(leader, "nodes") if not row["running"])
+    assert cluster.named(row["name"]) is lost
+    with connect(leader) as client:
+        # New queues are placed on the nodes that live.
+        channel = client.channel()
+        channel.confirm_delivery()
+        for queue in names_of(f"{name}-new"):
+            channel.queue_declare(queue, durable=True)
+            channel.basic_publish("", queue, b"1", PERSISTENT, mandatory=True)
+    lost.restart()
+    wait_for_nodes(leader, 3)
+    for index, queue in enumerate(names_of(name)):
+        assert drain(cluster.nodes[index % 3], queue) == list(range(MESSAGES))
+
+
+def test_the_node_that_leads_dies_and_another_one_takes_over(
+    cluster: RealCluster, name: str
+) -> None:
+    """Twice, so that a node that came back leads what was answered while it was away."""
+    for turn in range(2):
+        names = names_of(f"{name}-{turn}")
+        lost = cluster.leader()
+        rest = cluster.others(lost)
+        with connect(rest[0]) as client:
+            for queue in names:
+                client.channel().queue_declare(queue, durable=True)
+            lost.kill_all()
+            client.channel().queue_declare(f"{name}-{turn}-after", durable=True)
+            wait_until(lambda rest=rest: api(rest[1], "overview"), "HTTP at another node")  # type: ignore[misc]
+        wait_for_nodes(rest[0], 2)
+        assert cluster.leader() in rest
+        found = {row["name"] for row in api(rest[1], "queues")}
+        assert {*names, f"{name}-{turn}-after"} <= found
+        lost.restart()
+        wait_for_nodes(rest[0], 3)
+        wait_until(lambda: len(in_sync(cluster)) == 3, "the copy to be in sync")
+
+
+def in_sync(cluster: RealCluster) -> dict[str, str]:
+    """Return the in-sync set of the definitions, from etcd."""
+    key = f"/shardmq/{NAME}/controller".encode()
+    (pair,) = cluster.etcd.ask("kv/range", key=key)["kvs"]
+    found: dict[str, str] = json.loads(b64decode(pair["value"]))["in_sync"]
+    return found
+
+
+def test_without_etcd_all_goes_on_and_nodes_come_back_when_it_does(
+    cluster: RealCluster, name: str
+) -> None:
+    cluster.etcd.only.kill()
+    fill(cluster, name)
+    for index, queue in enumerate(names_of(name)):
+        assert drain(cluster.nodes[index % 3], queue) == list(range(MESSAGES))
+    cluster.etcd.only.start()
+    wait_for_nodes(cluster.nodes[0], 3)
+
+
+def refusal(directory: Path, *arguments: str, **environment: str) -> str:
+    """Return what a node says that must not start; its exit status is 2."""
+    ended = subprocess.run(
+        [
+            sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(directory),
+            "--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", *arguments,
+        ],
+        cwd=SOURCE, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2, ended.stderr
+    return ended.stderr
+
+
+def test_who_is_no_node_of_the_cluster_is_told_why(cluster: RealCluster, tmp_path: Path) -> None:
+    etcd, variables = cluster.etcd, node_environment()
+    arguments = node_arguments(etcd, "node-1")
+    assert "has a node 'shardmq@node-1' with another data directory" in refusal(
+        tmp_path / "other", *arguments, **variables
+    )
+    (tmp_path / "own" / "shard-07").mkdir(parents=True)
+    assert "only the first node of a cluster may bring data" in refusal(
+        tmp_path / "own", *node_arguments(etcd, "node-9"), **variables
+    )
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "cluster.json").write_text(
+        '{"cluster":"tea","node":"shardmq@a","identity":"00"}'
+    )
+    assert "belongs to the node 'shardmq@a' of the cluster 'tea'" in refusal(
+        tmp_path / "moved", *node_arguments(etcd, "a"), **variables
+    )
+    assert "the cluster has another secret than cluster.secret says" in refusal(
+        tmp_path / "stranger", *node_arguments(etcd, "a"), **node_environment("another secret")
+    )
+    del variables["SHARDMQ_CLUSTER_SECRET"]
+    assert "cluster.secret: it must be set" in refusal(
+        tmp_path / "x", *node_arguments(etcd, "a"), **variables
+    )

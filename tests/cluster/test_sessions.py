@@ -1,0 +1,286 @@
+"""A session is one connection: each has an epoch, and the newest one counts."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.shared.config import BrokerConfig
+from shardmq.shardd import links as shardd_links
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.session import first_incarnation
+from shardmq.shardd.wire.spin import Spin
+from tests.links.test_shard_links import Heard, Pair
+from tests.support.dict_store import DictHome
+from tests.support.real_broker import wait_until
+from tests.support.remote_shard import NUMBER, RemotePeer, RemoteShard, new_keys
+
+DOOR = 7
+SESSIONS = 30
+PATIENCE_S = 30
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[RemoteShard]:
+    made = RemoteShard(tmp_path, new_keys(silent_s=2.0))
+    try:
+        yield made
+        made.close()
+        assert "Traceback" not in made.log()
+    finally:
+        made.process.kill()
+
+
+@pytest.fixture
+def controller(shard: RemoteShard) -> Iterator[RemotePeer]:
+    made = shard.controller()
+    yield made
+    made.close()
+
+
+@pytest.mark.broker
+def test_each_session_has_an_epoch_of_its_own(shard: RemoteShard, controller: RemotePeer) -> None:
+    epochs = [controller.epoch]
+    for _ in range(SESSIONS):
+        door = RemotePeer(shard, number=DOOR)
+        assert isinstance(door.join(), wire.Hello)
+        epochs.append(door.epoch)
+        door.close()
+    assert len(set(epochs)) == len(epochs) and all(0 < epoch < 1 << 31 for epoch in epochs)
+    wait_until(lambda: controller.stats()["sessions"] == 1, "the shard to miss the sessions")
+
+
+@pytest.mark.broker
+def test_a_newer_session_ends_what_an_older_one_may_say(
+    shard: RemoteShard, controller: RemotePeer
+) -> None:
+    older, newer = RemotePeer(shard, number=DOOR), RemotePeer(shard, number=DOOR)
+    assert isinstance(older.join(), wire.Hello) and isinstance(newer.join(), wire.Hello)
+    older.tell(wire.Count(1, 0))
+    newer.tell(wire.Count(2, 0))
+    assert isinstance(said := newer.hear(), (wire.Refused, wire.Done)) and said.request == 2
+    assert older.hear(300) is None
+    refused = older.join()
+    assert refused == wire.Outdated(newer.incarnation + 1)
+    older.close()
+    newer.tell(wire.Count(3, 0))  # the end of the older one is not the end of the newer
+    assert newer.hear() is not None
+    newer.close()
+
+
+@pytest.mark.broker
+def test_a_clock_that_was_set_back_is_answered_with_the_lowest_incarnation(
+    shard: RemoteShard, controller: RemotePeer
+) -> None:
+    before = RemotePeer(shard, number=DOOR)
+    assert isinstance(before.join(), wire.Hello)
+    before.close()
+    yesterday = first_incarnation() - 24 * 3600 * 10
+    early = RemotePeer(shard, number=DOOR, incarnation=yesterday)
+    refused = early.join()
+    assert isinstance(refused, wire.Outdated)
+    early.close()
+    late = RemotePeer(shard, number=DOOR, incarnation=refused.lowest)
+    assert isinstance(late.join(process=yesterday), wire.Hello)
+    late.close()
+
+
+@pytest.mark.broker
+def test_a_process_that_the_controller_takes_for_gone_stays_out(
+    shard: RemoteShard, controller: RemotePeer
+) -> None:
+    process = first_incarnation()
+    door = RemotePeer(shard, number=DOOR)
+    assert isinstance(door.join(process=process), wire.Hello)
+    controller.tell(wire.FrontDoorGone(DOOR, process - 1))  # an older process
+    door.tell(wire.Count(1, 0))
+    assert door.hear() is not None
+    controller.tell(wire.FrontDoorGone(DOOR, process))
+    controller.stats()  # behind it
+    door.tell(wire.Count(2, 0))
+    assert door.hear(300) is None
+    again = RemotePeer(shard, number=DOOR)
+    again.tell(wire.Join("", process))
+    assert again.hear(300) is None
+    next_one = RemotePeer(shard, number=DOOR)
+    assert isinstance(next_one.join(process=process + 1), wire.Hello)
+    for each in (door, again, next_one):
+        each.close()
+
+
+@pytest.mark.broker
+def test_the_controller_of_the_higher_term_counts_whatever_its_incarnation(
+    shard: RemoteShard, controller: RemotePeer
+) -> None:
+    leads = RemotePeer(shard, incarnation=controller.incarnation - 1000)
+    assert isinstance(leads.join(term=2), wire.Hello)
+    controller.tell(wire.Stats(1))
+    assert controller.hear(300) is None
+    deposed = RemotePeer(shard)
+    deposed.tell(wire.Join("", term=1))
+    assert deposed.hear(300) is None
+    assert leads.stats()["sessions"] >= 1
+    for each in (leads, deposed):
+        each.close()
+
+
+@pytest.mark.broker
+def test_a_shard_misses_a_peer_that_is_silent(shard: RemoteShard, controller: RemotePeer) -> None:
+    """The peer is behind something that passes nothing on any more."""
+    with socket.create_server(("127.0.0.1", 0)) as between:
+        port = between.getsockname()[1]
+        stops = threading.Event()
+
+        def pass_on() -> None:
+            came, _ = between.accept()
+            goes = socket.create_connection(("127.0.0.3", shard.port))
+            poll = select.poll()
+            other = {came.fileno(): goes, goes.fileno(): came}
+            for each in (came, goes):
+                poll.register(each, select.POLLIN)
+            while not stops.is_set():
+                for fd, _ in poll.poll(20):
+                    other[fd].sendall((came if fd == came.fileno() else goes).recv(1 << 16))
+            gone.wait(PATIENCE_S)
+            came.close()
+            goes.close()
+
+        gone = threading.Event()
+        passing = threading.Thread(target=pass_on)
+        passing.start()
+        door = RemotePeer(shard, number=DOOR, address=f"tcp://127.0.0.1:{port}")
+        assert isinstance(door.join(), wire.Hello)
+        stops.set()
+        since = time.monotonic()
+        assert door.hear() is None
+        wait_until(lambda: controller.stats()["sessions"] == 1, "the shard to miss the peer")
+        assert time.monotonic() - since < 10 * shard.keys.silent_s
+        gone.set()
+        passing.join()
+        door.close()
+
+
+@pytest.mark.parametrize("way", ["its own thread", "another thread"])
+def test_a_peer_hears_of_a_stall_while_the_loop_of_the_shard_hangs(
+    tmp_path: Path, way: str
+) -> None:
+    keys = new_keys()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        shard = Shard(NUMBER, 7, 1, DictHome())
+        links = shardd_links.Links(str(tmp_path), shard, Spin(0), listener.fileno(), keys)
+        at = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        reached: Any = SimpleNamespace(keys=keys, address=at)
+        peer = RemotePeer(reached)
+        peer.tell(wire.Join(""))
+        until = time.monotonic() + PATIENCE_S
+        while not shard.peers and time.monotonic() < until:
+            for fd, _ in links.wait(100) or ():
+                links.hear(fd, 0)
+            links.receive(0)
+        links.send(shard.turn_end(0))
+        assert isinstance(peer.hear(), wire.Hello)
+        if way == "another thread":
+            thread = threading.Thread(target=links.alarm_from_thread, args=(wire.DISK_STALLED,))
+            thread.start()
+            thread.join()
+        else:
+            links.alarm_from_thread(wire.DISK_STALLED)
+        assert peer.hear() == wire.Alarm(wire.DISK_STALLED)
+        peer.close()
+        links.close()
+
+
+class Links:
+    """The links of a front door that learns of the shard while it runs."""
+
+    def __init__(self, directory: Path, shard: RemoteShard) -> None:
+        config = BrokerConfig(
+            runtime_dir=str(directory), door=DOOR, shards=[], listen_fds=[], boot="b",
+            session_keys=shard.keys,
+        )  # fmt: skip
+        self.heard = Heard()
+        self.links = ShardLinks(config, first_incarnation(), self.heard)
+        self.pair: Any = Pair(self.links, self.heard, [])
+        self.pair.routes.learn(b"\0\x01q\0", 0, [(NUMBER, [7])], True)
+
+    async def up(self) -> None:
+        restarts = len(self.heard.restarts)
+        await self.heard.until(lambda: len(self.heard.restarts) > restarts)
+
+
+@pytest.mark.broker
+async def test_a_front_door_learns_of_a_shard_and_forgets_it(
+    tmp_path: Path, shard: RemoteShard, controller: RemotePeer
+) -> None:
+    made = Links(tmp_path, shard)
+    links, link = made.links, made.links.links[NUMBER]
+    starting = asyncio.create_task(links.start())
+    await asyncio.sleep(0)
+    links.learn(NUMBER, shard.address)
+    await asyncio.wait_for(starting, PATIENCE_S)
+    assert link.up and links.known == [link]
+    answer = await asyncio.wait_for(links.ask(NUMBER, lambda n: wire.Release(n, [])), PATIENCE_S)
+    assert isinstance(answer, wire.Done)
+    epoch, incarnation = link.epoch, link.incarnation
+    links.learn(NUMBER, shard.address)  # news that is none
+    assert link.up and link.epoch == epoch
+    links.forget_shard(NUMBER)
+    assert not link.up and made.heard.aways == [NUMBER] and links.known == []
+    links.learn(NUMBER, shard.address)
+    await made.up()
+    assert link.epoch != epoch and link.incarnation > incarnation
+    links.stop()
+
+
+@pytest.mark.broker
+async def test_an_outdated_front_door_takes_a_higher_incarnation(
+    tmp_path: Path, shard: RemoteShard, controller: RemotePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = RemotePeer(shard, number=DOOR, incarnation=first_incarnation() + 10_000_000)
+    assert isinstance(ahead.join(), wire.Hello)
+    made = Links(tmp_path, shard)
+    made.links.learn(NUMBER, shard.address)
+    await asyncio.wait_for(made.links.start(), PATIENCE_S)
+    assert made.links.links[NUMBER].incarnation == ahead.incarnation + 1
+    made.links.stop()
+    ahead.close()
+
+
+@pytest.mark.broker
+async def test_a_shard_that_nobody_listens_for_is_dialled_until_somebody_does(
+    tmp_path: Path, shard: RemoteShard, controller: RemotePeer
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = Links(tmp_path, shard)
+    made.links.learn(NUMBER, f"tcp://127.0.0.1:{port}")
+    starting = asyncio.create_task(made.links.start())
+    await asyncio.sleep(0.5)
+    assert not starting.done()
+    made.links.learn(NUMBER, shard.address)  # the shard is at another address now
+    await asyncio.wait_for(starting, PATIENCE_S)
+    assert made.links.links[NUMBER].up
+    made.links.stop()
+
+
+async def test_publishes_for_a_shard_that_is_not_known_are_lost_and_not_kept(
+    tmp_path: Path,
+) -> None:
+    shard: Any = SimpleNamespace(keys=new_keys())
+    made = Links(tmp_path, shard)
+    made.links.use_loop(asyncio.get_running_loop())
+    waits = made.pair.publish()
+    assert waits.log == []
+    made.links.tick()
+    assert waits.log == ["lost"] and made.links.packer.messages(NUMBER) == 0

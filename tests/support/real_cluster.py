@@ -1,0 +1,119 @@
+"""Several brokers that are one cluster, with an etcd of their own, all at 127.0.0.1."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from base64 import b64encode
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import pika
+
+from tests.support.etcd import RealEtcd
+from tests.support.real_broker import RealBroker, wait_until
+
+NAME: Final = "coffee"
+SECRET: Final = "a secret of the tests of clusters"
+LOGIN: Final = b64encode(b"guest:guest").decode()
+
+
+def node_arguments(etcd: RealEtcd, name: str, cluster: str = NAME) -> tuple[str, ...]:
+    """Return the flags that make a broker a node of a cluster."""
+    return (
+        "--bind", "127.0.0.1", "--address", "127.0.0.1", "--cluster-name", cluster,
+        "--etcd", ",".join(etcd.endpoints), "--node", name,
+    )  # fmt: skip
+
+
+def node_environment(secret: str = SECRET) -> dict[str, str]:
+    """Return the variables of a node: its secret, any free ports, and a short lease."""
+    return {
+        "SHARDMQ_CLUSTER_SECRET": secret,
+        "SHARDMQ_CLUSTER_PORT": "0",
+        "SHARDMQ_CLUSTER_NODE_TIMEOUT_S": "2",
+    }
+
+
+class RealCluster:
+    """The nodes of a cluster, as a context manager. The first one leads at first."""
+
+    def __init__(self, directory: Path, etcd: RealEtcd, nodes: int = 3, shards: int = 1) -> None:
+        self._directory = directory
+        self.etcd = etcd
+        self._shards = shards
+        self._count = nodes
+        self.nodes: list[RealBroker] = []
+
+    def __enter__(self) -> RealCluster:
+        try:
+            for index in range(self._count):
+                self.nodes.append(self.new_node(f"node-{index}"))
+        except BaseException:
+            self.clean_up()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.clean_up()
+
+    def new_node(self, name: str) -> RealBroker:
+        """Start a node with a data directory of its name."""
+        return RealBroker(
+            self._directory / name,
+            shards=self._shards,
+            more=node_arguments(self.etcd, name),
+            environment=node_environment(),
+        )
+
+    def clean_up(self) -> None:
+        for node in self.nodes:
+            node.clean_up()
+
+    def leader(self) -> RealBroker:
+        """Return the node that leads, by what any node that answers says."""
+        for node in self.nodes:
+            try:
+                rows = api(node, "nodes")
+            except OSError:
+                continue
+            for row in rows:
+                if row["is_leader"]:
+                    return self.named(row["name"])
+        raise AssertionError("no node answers")
+
+    def named(self, name: str) -> RealBroker:
+        """Return a node by its name in listings."""
+        return next(node for node in self.nodes if name == f"shardmq@{node.data_dir.name}")
+
+    def others(self, node: RealBroker) -> list[RealBroker]:
+        return [each for each in self.nodes if each is not node]
+
+
+def api(node: RealBroker, path: str) -> Any:
+    """GET a path of the API at a node."""
+    request = urllib.request.Request(f"http://{node.http}/api/{path}")
+    request.add_header("Authorization", f"Basic {LOGIN}")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def connect(node: RealBroker) -> pika.BlockingConnection:
+    parameters = pika.URLParameters(node.url)
+    parameters.blocked_connection_timeout = 60
+    parameters.socket_timeout = 60
+    return pika.BlockingConnection(parameters)
+
+
+def wait_for_nodes(node: RealBroker, running: int) -> None:
+    """Wait until a node lists so many nodes that run."""
+    wait_until(
+        lambda: sum(row["running"] for row in api(node, "nodes")) == running,
+        f"{running} nodes to run",
+    )
