@@ -38,10 +38,10 @@ SETTINGS = Settings(
 )
 LEASE_S = 0.7
 ETCD_TIMEOUT_S = 0.5
-FAULTS_S = 5.0  # how long faults begin
-ALL_OVER_S = 7.0  # when they are over
-LAST_WORD_S = 11.0  # when one more operation is written, which must be confirmed
-END_S = 12.5
+FAULTS_S = 4.5  # how long faults begin
+ALL_OVER_S = 6.0  # when they are over
+LAST_WORD_S = 8.8  # when one more operation is written, which must be confirmed
+END_S = 10.0
 TAIL_MAX = 40
 
 

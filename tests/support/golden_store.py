@@ -24,6 +24,7 @@ class FixedSalts(OsFiles):
     """The same directory, byte for byte, each time it is made."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.next = 0x51A7
 
     def salt(self) -> int:
