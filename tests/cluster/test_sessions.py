@@ -284,3 +284,4 @@ async def test_publishes_for_a_shard_that_is_not_known_are_lost_and_not_kept(
     assert waits.log == []
     made.links.tick()
     assert waits.log == ["lost"] and made.links.packer.messages(NUMBER) == 0
+    made.links.stop()

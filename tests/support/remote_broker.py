@@ -76,13 +76,19 @@ def _teach_front_door(addresses: dict[int, str]) -> None:
 def _teach_controller(addresses: dict[int, str]) -> None:
     from shardmq.broker.controller.peers.shard_links import ShardLinks
 
-    start = ShardLinks.start
+    start, init = ShardLinks.start, ShardLinks.__init__
+
+    def knows_none(
+        self: ShardLinks, count: int, incarnation: int, local: object = None, *more: Any
+    ) -> None:
+        init(self, count, incarnation, (), *more)
 
     async def taught(self: ShardLinks, runtime_dir: Path) -> None:
         await start(self, runtime_dir)
         for shard, address in addresses.items():
             self.learn(shard, address)
 
+    ShardLinks.__init__ = knows_none  # type: ignore[assignment, method-assign]
     ShardLinks.start = taught  # type: ignore[method-assign]
 
 
@@ -146,8 +152,7 @@ def _supervise() -> None:
         """Let a child know no shard but those that it is taught."""
         if plan.module not in MODULES.values():
             return plan
-        nothing: dict[str, Any] = {"controller": {"own_shards": []}, "front-door": {"shards": []}}
-        nothing = nothing.get(plan.kind, {})
+        nothing: dict[str, Any] = {"shards": []} if plan.kind == "front-door" else {}
         return dataclasses.replace(plan, module=__spec__.name, section={**plan.section, **nothing})
 
     sys.exit(supervisor_main(planner=plan))
