@@ -25,7 +25,6 @@ from shardmq.broker.controller.loading import load
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
 from shardmq.broker.controller.memory import MemoryWatch, pids
 from shardmq.broker.controller.node_facts import NodeFacts, facts_of
-from shardmq.broker.controller.nodes.catalog_copies import HELD_NAME, EtcdRecord, belongs
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
 from shardmq.broker.controller.nodes.relay import Relay
@@ -46,7 +45,7 @@ from shardmq.broker.controller.nodes.streams import (
 )
 from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
-from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.definitions import Definitions, is_of_definitions
 from shardmq.broker.controller.stored.room import OWNER_ONLY
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
@@ -57,6 +56,7 @@ from shardmq.cluster.following import FollowerOfCopies, HeldFile, NotLeading
 from shardmq.cluster.leading import LeaderOfCopies
 from shardmq.cluster.operations import CopiedDirectory, OperationLog
 from shardmq.cluster.pairs import EtcdRefused
+from shardmq.cluster.record_store import EtcdRecord
 from shardmq.cluster.records import SHARD_PORT, KeyNames
 from shardmq.cluster.replicated_files import Deposed
 from shardmq.cluster.rules import Lead
@@ -75,6 +75,8 @@ COPIES_BUFFER_BYTES: Final = 1 << 20
 STORE_BYTES: Final = 8
 REFUSED_MAX: Final = 1000  # different refusals of streams that are logged
 LOCAL_SOCKET: Final = "shardctl.sock"
+# Beside the definitions, and no part of them: what this node knows of its copy.
+HELD_NAME: Final = "definitions.copy"
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +229,7 @@ class Node:
             self._cluster.node,
             self._life,
             HeldFile(OWNER_ONLY, f"{data_dir}/{HELD_NAME}"),
-            CopiedDirectory(OWNER_ONLY, data_dir, belongs),
+            CopiedDirectory(OWNER_ONLY, data_dir, is_of_definitions),
             self._operations,
             self._record,
             self._connect,
@@ -257,7 +259,7 @@ class Node:
             self._record,
             OWNER_ONLY,
             config.data_dir,
-            belongs,
+            is_of_definitions,
         )
         ends = asyncio.Event()
         leading = asyncio.create_task(copies.run())

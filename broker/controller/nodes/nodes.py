@@ -8,14 +8,13 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
-
 from shardmq.broker.controller.cluster_view import KnownNode
-from shardmq.broker.controller.nodes.catalog_copies import record_in
 from shardmq.broker.controller.nodes.streams import Address
 from shardmq.cluster.etcd import Etcd
 from shardmq.cluster.membership import member_of, members_key
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
+from shardmq.cluster.record_store import RecordAway
+from shardmq.cluster.record_store import decoded as record_of
 from shardmq.cluster.records import BadRecord, Copies, KeyNames, Node, decoded, number_in
 from shardmq.cluster.rules import Record
 
@@ -55,13 +54,13 @@ class Nodes:
             if isinstance(news, Listing):
                 for known in (self.nodes, self.members, self.owners):
                     known.clear()
-                self.record, self.revision = record_in(news, self._keys.controller)
+                self.record, self.revision = None, news.revision
                 found: tuple[Pair | Deleted, ...] = news.pairs
             else:
                 found = news.changes
             for each in found:
                 self._take(each)
-        except (BadRecord, msgspec.MsgspecError) as error:
+        except (BadRecord, RecordAway) as error:
             log.error("etcd has a wrong value: %s", error)
         self._news.set()
         self._news.clear()
@@ -71,8 +70,8 @@ class Nodes:
         value = news.value if isinstance(news, Pair) else None
         if news.key == self._keys.controller:
             self.record, self.revision = None, news.mod_revision
-            if value is not None:
-                self.record = msgspec.json.decode(value, type=Record)
+            if isinstance(news, Pair):
+                self.record = record_of(news)
         elif news.key.startswith(self._keys.nodes):
             _set(self.nodes, news.key, value and decoded(news.key, value, Node))
         elif news.key.startswith(self._members):
