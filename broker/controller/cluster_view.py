@@ -5,17 +5,13 @@ Without a cluster there is one node, whose name is NODE.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from shardmq.broker.controller.node_facts import NodeFacts
 from shardmq.broker.controller.peers.presence import door_of
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.shared.control import node_of
-
-# Older facts of a node are not shown: it is cut off, or about to be missed.
-FACTS_S_MAX: Final = 5.0
 
 
 class KnownNode(NamedTuple):
@@ -42,7 +38,7 @@ class ClusterView:
         self._own_facts = own_facts
         self._nodes = {number: KnownNode(number, own, shards, True)}
         self._shards = dict.fromkeys(shards, own)
-        self._told: dict[str, tuple[float, NodeFacts]] = {}
+        self._told: dict[str, NodeFacts] = {}
 
     def know(self, nodes: Collection[KnownNode]) -> None:
         """Take all nodes of the cluster. That of this controller is there, and alive."""
@@ -54,7 +50,7 @@ class ClusterView:
 
     def tell(self, node: str, facts: NodeFacts) -> None:
         """Take the present facts of another node."""
-        self._told[node] = asyncio.get_running_loop().time(), facts
+        self._told[node] = facts
 
     def memory_alarm(self, own: str) -> str:
         """Return the alarm of a node that is short of memory; "" if none is.
@@ -62,7 +58,7 @@ class ClusterView:
         `own` is that of the node of this controller.
         """
         return own or next(
-            (each.memory_alarm for each in self._lately().values() if each.memory_alarm), ""
+            (each.memory_alarm for each in self._others().values() if each.memory_alarm), ""
         )
 
     @property
@@ -85,12 +81,9 @@ class ClusterView:
         return self.own if node is None else node.name
 
     def facts(self) -> dict[str, NodeFacts]:
-        """Return the facts of the nodes that are alive and have told theirs lately."""
-        return {self.own: self._own_facts()} | self._lately()
+        """Return the facts of the nodes that are alive, as they have told them last."""
+        return {self.own: self._own_facts()} | self._others()
 
-    def _lately(self) -> dict[str, NodeFacts]:
-        since = asyncio.get_running_loop().time() - FACTS_S_MAX
+    def _others(self) -> dict[str, NodeFacts]:
         alive = {node.name for node in self.nodes if node.is_alive} - {self.own}
-        return {
-            name: facts for name, (at, facts) in self._told.items() if at >= since and name in alive
-        }
+        return {name: facts for name, facts in self._told.items() if name in alive}

@@ -486,7 +486,8 @@ def talk(made: Connection, data: bytes, cuts: list[int]) -> tuple[list[object], 
                 assert isinstance(event.exception, ConnectionException)
                 made.close(event.exception)
             elif isinstance(event, Publishes):
-                events += [("publish", *facts([event]))]
+                # How many of them one event has may differ.
+                events += [("publish", each) for each in facts([event])]
             elif not isinstance(event, (Nothing, Opened)):
                 events += facts([event])
     return events, b"".join(made.data_to_send()), opened + made.opened

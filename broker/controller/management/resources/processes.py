@@ -198,7 +198,7 @@ async def _nodes(call: Call) -> list[dict[str, Any]]:
     for known in context.cluster.nodes:
         told = facts.get(known.name)
         if told is None:
-            found.append({"name": known.name, "type": "disc", "running": False})
+            found.append({"name": known.name, "type": "disc", "running": known.is_alive})
             found[-1] |= _in_cluster(context, known)
             continue
         found.append(node(context, stats, known, told))
