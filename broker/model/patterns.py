@@ -89,7 +89,7 @@ def compiled(text: str, flags: int = 0) -> Pattern:
             return parts
         if _steps(parser.parse(text, flags)) > STEPS_MAX:
             raise BadPattern(why)
-        return re.compile(text, flags)
+        return re.compile(text, flags | re.ASCII)
     except re.error as error:
         raise BadPattern(error.msg, error.pos or 0, str(error)) from None
     except (RecursionError, OverflowError) as error:

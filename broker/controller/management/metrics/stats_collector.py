@@ -141,9 +141,9 @@ class StatsCollector:
         """The seconds until the next sample."""
         return min(max(SAMPLE_S, SAMPLE_SHARE * self._took), SAMPLE_S_MAX / 2)
 
-    async def anew(self) -> Stats:
+    async def anew(self, totals_only: bool = True) -> Stats:
         """Return the numbers of everything, collected from now on."""
-        return await self._begin(totals_only=True)
+        return await self._begin(totals_only=totals_only)
 
     async def lately(self) -> Stats:
         """Return numbers of everything to sort by, which may be up to ORDER_S_MAX old.

@@ -96,7 +96,15 @@ async def of_connection(call: Call) -> Listing:
 async def get(call: Call) -> dict[str, Any]:
     """Show a channel with its consumers."""
     stats, name = await call.context.stats.now(), call.part("channel")
-    found = next(_rows(call, stats, lambda info, number: channel_name(info, number) == name), None)
+
+    def look() -> dict[str, Any] | None:
+        named = _rows(call, stats, lambda info, number: channel_name(info, number) == name)
+        return next(named, None)
+
+    found = look()
+    if found is None and call.context.presence.by_name(name.rpartition(" (")[0]) is not None:
+        stats = await call.context.stats.anew(totals_only=False)  # it may be new
+        found = look()
     if found is None:
         raise not_found()
     consuming: list[dict[str, Any]] = []
