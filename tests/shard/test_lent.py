@@ -20,6 +20,7 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.open_segment import RENEW_BYTES
 from shardmq.shardd.store.segments import store
 from shardmq.shardd.store.segments.segment import Segment
+from shardmq.shardd.store.segments.syncs import SEALED_BUFFERS_MAX
 from shardmq.shardd.stores import NoRoom
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as m
@@ -326,6 +327,26 @@ def test_many_bodies_that_wait_are_copied_by_and_by(
     assert left[0] == left[1] == 20, "they wait for a call first"
     assert left[1] > left[2] > left[3] > left[4] and left[-1] == 0
     assert max(before - after for before, after in pairwise(left)) <= (3 << 20) // 500_000
+
+
+def test_segments_whose_bodies_a_sync_has_copied_are_written_without_another_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a segment is merged only when it has given up its buffer."""
+    monkeypatch.setattr(sys.modules[__name__], "MEMORY_BYTES", 16 << 20)
+    play = Play(tmp_path, 1)
+    play.consumers = 0
+    play.begin()
+    for _ in range(20):
+        play.publish(bytes(500_000))
+        play.send()
+    (kept,) = play.shard.stores.values()
+    in_memory = kept._segments.in_memory  # type: ignore[attr-defined] # it is a SegmentStore
+    assert len(in_memory) > SEALED_BUFFERS_MAX
+    for segment in in_memory:
+        segment.fill_lent()
+    play.shard.own_lent()
+    assert len(in_memory) == SEALED_BUFFERS_MAX
 
 
 def test_a_client_that_takes_nothing_has_a_bounded_part_of_the_memory(

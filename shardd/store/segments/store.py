@@ -43,7 +43,7 @@ from shardmq.shardd.store.segments.recovery import Progress
 from shardmq.shardd.store.segments.retrieval import Retrieval
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.store.segments.segments import Segments, UnderSync
-from shardmq.shardd.store.segments.syncs import Flusher, Syncs
+from shardmq.shardd.store.segments.syncs import SEALED_BUFFERS_MAX, Flusher, Syncs
 from shardmq.shardd.store.state import StoreState
 from shardmq.shardd.store.sync import SyncJob
 
@@ -321,9 +321,10 @@ class SegmentStore(SegmentStoreState):
                 segment.fill_lent()
             elif segment.lends:
                 self._waited_long.append(segment)
-        if not waited:
-            return 0
         before = len(segments.in_memory)
+        # A sync may have copied the bodies, and then no publish need come to write the segments.
+        if not waited and before <= SEALED_BUFFERS_MAX:
+            return 0
         try:
             self._flusher.write_oldest(0)
         except Exception as error:
