@@ -1,4 +1,4 @@
-"""What a leader and a follower send each other, as frames over a stream.
+"""The messages between a leader and a follower, as frames over a stream.
 
 A frame is a length (u32, little endian) and one message as MessagePack. The messages of the rules
 are among them; the others carry what the rules do not look at.
@@ -32,7 +32,7 @@ class Operations(msgspec.Struct, tag="operations", array_like=True, frozen=True)
 
 
 class Listing(msgspec.Struct, tag="listing", array_like=True, frozen=True):
-    """What the leader has at the position `at`. Comes after Compare; the follower sends Want."""
+    """The files of the leader at the position `at`. It follows Compare; the answer is Want."""
 
     session: int
     at: Position

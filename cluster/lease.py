@@ -32,7 +32,7 @@ LAPSED: Final = "no renewal was answered within its time to live"
 
 
 class Client(Protocol):
-    """What a lease needs of `shardmq.cluster.etcd.Etcd`, which imports much."""
+    """The calls that a lease needs of `shardmq.cluster.etcd.Etcd`, which imports much."""
 
     async def grant(self, ttl_s: int) -> Grant: ...
 

@@ -98,7 +98,7 @@ def write_place(data_dir: Path, place: Place) -> None:
 
 
 class Store(Protocol):
-    """What the claims need of `shardmq.cluster.etcd.Etcd`, which imports much."""
+    """The calls that the claims need of `shardmq.cluster.etcd.Etcd`, which imports much."""
 
     async def range(self, prefix: str) -> Listing: ...
 

@@ -68,7 +68,7 @@ class Changes(Struct, frozen=True):
 
 
 class Compare(Struct, frozen=True):
-    """What must be true of a key for a transaction to succeed: each value given here is equal.
+    """A condition for a transaction to succeed: each value given here is that of the key.
 
     `create_revision=0` says that the key is absent. Raises ValueError if no value is given.
     """
@@ -107,7 +107,7 @@ Operation = Put | Delete | Get
 
 
 class Outcome(Struct, frozen=True):
-    """What a transaction did.
+    """The outcome of a transaction.
 
     `succeeded` is True if all compares held, so that `then` was carried out, and False if
     `otherwise` was. `pairs` has what each Get of these operations read, in order: None for an

@@ -1,4 +1,4 @@
-"""Where the record of copies lies: at a key of etcd."""
+"""The record of copies, which lies at a key of etcd."""
 
 from __future__ import annotations
 

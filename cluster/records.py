@@ -19,6 +19,8 @@ from msgspec import Meta, Struct
 
 CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NODES_MAX: Final = 255
+# The front doors of one node have the numbers from that of the node times this one on.
+DOORS_PER_NODE: Final = 256
 # How the names of the ports of shards begin in the record of a node; the number follows.
 SHARD_PORT: Final = "shard-"
 
@@ -83,7 +85,7 @@ class Node(Struct, frozen=True):
 
 
 class Copies(Struct, frozen=True):
-    """Who leads a shard in which term, who has all of it, and who is to have it.
+    """The leader of a shard, its term, the nodes that have all of it, and those that are to.
 
     The numbers are those of nodes. The leader is in the in-sync set, and the set among the members.
     """

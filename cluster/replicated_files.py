@@ -59,7 +59,7 @@ class Confirmations:
 
 
 class SyncNews(NamedTuple):
-    """What the leader's rules have to hear from the threads that write; called from any of them.
+    """The news for the leader's rules from the threads that write; any of them calls.
 
     appended: there is a new operation in the log; the number is 0 if it is no sync.
     done: the own sync of this number is done; or it has failed, so nothing waits for it.

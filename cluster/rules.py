@@ -49,7 +49,7 @@ class Position(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is known outside of the nodes. `in_sync` has the names of copies by node.
+    """The knowledge that lies outside of the nodes. `in_sync` has the names of copies by node.
 
     Raises RecordError when the leader is not in the set.
     """
@@ -66,7 +66,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What a node knows of its copy; it is on stable storage beside the copy.
+    """The knowledge of a node about its copy; it is on stable storage beside the copy.
 
     store: of which store it is a copy, "" if of none.
     copy: its name, new after each comparison.

@@ -17,11 +17,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, inspect
 
-from shardmq.cluster.records import CLUSTER_NAME
+from shardmq.cluster.records import CLUSTER_NAME, DOORS_PER_NODE
 from shardmq.supervisor.nearest import did_you_mean
 
 SHARDS_MAX = 64
-FRONT_DOORS_MAX = 256
+FRONT_DOORS_MAX = DOORS_PER_NODE
 
 # The flags of a start that win over the settings file: the key and the help.
 FLAGS: Final[dict[str, tuple[str, str]]] = {

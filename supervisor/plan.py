@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 
+from shardmq.cluster.records import DOORS_PER_NODE
 from shardmq.supervisor import modules
 from shardmq.supervisor.config import SHARDS_MAX, Settings
 
 # Connections that may wait at a listening socket until they are accepted.
 BACKLOG = 4096
-# The front doors of a node of a cluster have numbers from this times the number of the node on.
-DOORS_OF_NODE = 256
 # Stages are started in this order and drained in the reverse order.
 STAGES = ("controller", "shard", "front-door", "reader")
 
@@ -114,7 +113,7 @@ def children(
     shards, doors = shard_count(settings, cores), len(listening.amqp_fds)
     numbers = tuple(range(shards)) if cluster is None else cluster.shards
     keys = None if cluster is None else cluster.keys
-    first_door = 0 if cluster is None else cluster.node * DOORS_OF_NODE
+    first_door = 0 if cluster is None else cluster.node * DOORS_PER_NODE
     tls = msgspec.to_builtins(settings.tls) if settings.tls.cert else None
     for_all = {
         "runtime_dir": runtime_dir,

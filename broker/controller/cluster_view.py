@@ -68,7 +68,7 @@ class ClusterView:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether there are, or may be, other nodes."""
+        """True if there are, or may be, other nodes."""
         return self.own != NODE
 
     def of_shard(self, shard: int) -> str:

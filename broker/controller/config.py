@@ -42,7 +42,7 @@ class Tracing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Etcd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where etcd is, and how to log in; `deploy/broker.toml` explains the settings."""
+    """The endpoints of etcd, and the login; `deploy/broker.toml` explains the settings."""
 
     endpoints: list[str]
     user: str = ""

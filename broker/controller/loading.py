@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """What a controller begins with."""
+    """The things that a controller begins with."""
 
     definitions: Definitions
     catalog: Catalog

@@ -1,4 +1,4 @@
-"""What only a node itself can tell: its processes, their memory and files, and its listeners."""
+"""The facts that only a node itself can tell: its processes with memory and files, listeners."""
 
 from __future__ import annotations
 

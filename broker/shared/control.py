@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.model.changes import AnyChange
+from shardmq.cluster.records import DOORS_PER_NODE
 
 CONTROL_BYTES_MAX = 256 << 20
 
@@ -504,10 +505,6 @@ class Alarmed(ControlMessage, tag="alarmed", frozen=True):
     """
 
     reason: str
-
-
-# The front doors of one node have numbers of their own: those from its number times this one on.
-DOORS_PER_NODE = 256
 
 
 def node_of(door: int) -> int:

@@ -1,4 +1,4 @@
-"""What a node claims in etcd: no number or shard is that of two nodes, and none loses its own."""
+"""Claims in etcd: no number or shard is that of two nodes, and no node loses its own."""
 
 from __future__ import annotations
 

@@ -71,13 +71,12 @@ from shardmq.broker.controller.management.responses.json_body import (
 )
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
 from shardmq.broker.controller.management.responses.long_responses import ResponseBody, in_one_part
-from shardmq.broker.controller.nodes.streams import LOCAL, METRICS
+from shardmq.broker.controller.nodes.streams import LOCAL, LOCAL_SOCKET, METRICS
 from shardmq.broker.shared import rights
 
 BACKLOG = 128
 # A part in the path of a Route. By aiohttp's own pattern it would not match names with braces.
 ANY_NAME = re.compile(r"\{(\w+)\}")
-LOCAL_SOCKET = "shardctl.sock"  # in the runtime directory
 SHUTDOWN_S_MAX = 2.0  # for calls that are under way when the controller stops
 
 # In the order of their routes: of two paths that fit a call the first one answers.

@@ -35,6 +35,7 @@ from shardmq.broker.controller.nodes.streams import (
     HTTP,
     HTTPS,
     LOCAL,
+    LOCAL_SOCKET,
     METRICS,
     VERSION,
     Address,
@@ -49,7 +50,7 @@ from shardmq.broker.controller.stored.definitions import Definitions, is_of_defi
 from shardmq.broker.controller.stored.room import OWNER_ONLY
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
-from shardmq.broker.shared.control import DOORS_PER_NODE, ShardElsewhere
+from shardmq.broker.shared.control import ShardElsewhere
 from shardmq.cluster import records
 from shardmq.cluster.etcd import Etcd, Tls
 from shardmq.cluster.following import FollowerOfCopies, HeldFile, NotLeading
@@ -57,7 +58,7 @@ from shardmq.cluster.leading import LeaderOfCopies
 from shardmq.cluster.operations import CopiedDirectory, OperationLog
 from shardmq.cluster.pairs import EtcdRefused
 from shardmq.cluster.record_store import EtcdRecord
-from shardmq.cluster.records import SHARD_PORT, KeyNames
+from shardmq.cluster.records import DOORS_PER_NODE, SHARD_PORT, KeyNames
 from shardmq.cluster.replicated_files import Deposed
 from shardmq.cluster.rules import Lead
 from shardmq.cluster.secret import tls_context
@@ -74,7 +75,6 @@ HAND_OVER_S_MAX: Final = 2.0
 COPIES_BUFFER_BYTES: Final = 1 << 20
 STORE_BYTES: Final = 8
 REFUSED_MAX: Final = 1000  # different refusals of streams that are logged
-LOCAL_SOCKET: Final = "shardctl.sock"
 # Beside the definitions, and no part of them: what this node knows of its copy.
 HELD_NAME: Final = "definitions.copy"
 

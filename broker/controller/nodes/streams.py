@@ -25,6 +25,7 @@ VERSION: Final = 1
 # The services of a leader.
 CONTROL: Final = "control"  # the control link of a front door
 LOCAL: Final = "local"  # HTTP of shardctl, by the socket of its host
+LOCAL_SOCKET: Final = "shardctl.sock"  # in the runtime directory
 HTTP: Final = "http"
 HTTPS: Final = "https"  # HTTP that came by TLS, which ends at the relay
 METRICS: Final = "metrics"
@@ -35,7 +36,7 @@ Address = tuple[str, int]
 
 
 class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the end that connects says first.
+    """The first line of the end that connects.
 
     node: the name of its node.
     peer: the host and the port of the client whose bytes follow; None if there is no client.
