@@ -29,7 +29,7 @@ from shardmq.shardd.wire import short_ways
 from shardmq.shardd.wire.board import Board, path_of
 from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
-from shardmq.shardd.wire.memory import give_back
+from shardmq.shardd.wire.memory import BURST_BYTES, AfterBursts, give_back
 from shardmq.shardd.wire.spin import Spin
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
@@ -38,8 +38,6 @@ log = logging.getLogger("shardmq.shardd.server")
 
 # How often data is synced that nobody waits for: acks, positions in streams, unconfirmed publishes.
 TICK_MS = 1000
-# So many write buffers that were given up at once are memory that the system should have back.
-BUFFERS_GIVEN_BACK_MIN = 4
 # How often the shard forgets producers that were not heard for long.
 SWEEP_MS = 60_000
 # A pass with few messages: a batch, and the settles that came with it.
@@ -96,6 +94,7 @@ class Server:
         )
         self._threads = SyncThreads(self.shard.syncs)
         self._spin = Spin(config.spin_us)
+        self._memory = AfterBursts(BURST_BYTES)
         self.links = Links(
             config.runtime_dir, self.shard, self._spin, config.session_fd, config.session_keys
         )
@@ -205,8 +204,8 @@ class Server:
         """Do the work of each second.
 
         The shard tells the watchdog that it lives, checks the room on the disk, asks for a sync of
-        what nobody waits for, copies lent bodies that stay, closes the sockets of peers that left,
-        and accepts lanes again.
+        what nobody waits for, copies lent bodies that stay, gives free memory back, closes the
+        sockets of peers that left, and accepts lanes again.
         """
         self._next_tick = now + TICK_MS
         notify.watchdog()
@@ -214,8 +213,8 @@ class Server:
         self.shard.set_alarm(self._alarm())
         self.shard.syncs.want()
         self.shard.registry.note_time(now)
-        if self.shard.own_lent() >= BUFFERS_GIVEN_BACK_MIN:
-            give_back()
+        self.shard.own_lent()
+        self._memory.give_back_if_over(self.shard.written_bytes)
         self._look_at_gaps()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_MS

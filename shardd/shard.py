@@ -358,12 +358,15 @@ class Shard:
                 queue.counters.repeated += count
         return screened
 
-    def own_lent(self) -> int:
-        """Copy lent bodies that have been here for long; called each second.
+    def own_lent(self) -> None:
+        """Copy lent bodies that have been here for long; called each second."""
+        for store in self.stores.values():
+            store.own_lent()
 
-        Returns how many write buffers were given up.
-        """
-        return sum([store.own_lent() for store in self.stores.values()])
+    @property
+    def written_bytes(self) -> int:
+        """Return the bytes of messages that the stores have written since the start."""
+        return sum([store.written_bytes for store in self.stores.values()])
 
     def forget_producers(self, heard_before: int) -> None:
         """Forget producers that were last heard before this time, in ms since the epoch."""

@@ -69,11 +69,8 @@ class Store(QueueStore, UpkeepStore, Protocol):
         The shard calls this each second.
         """
 
-    def own_lent(self) -> int:
-        """Copy lent bodies that have been here for long. The shard calls this each second.
-
-        Returns how many write buffers were given up.
-        """
+    def own_lent(self) -> None:
+        """Copy lent bodies that have been here for long. The shard calls this each second."""
 
     def screen(
         self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]

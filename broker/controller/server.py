@@ -67,7 +67,7 @@ from shardmq.broker.shared.control import (
     node_of,
 )
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.memory import AfterBursts, give_back
+from shardmq.shardd.wire.memory import BURST_CHANGES, AfterBursts, give_back
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -275,7 +275,7 @@ class Controller:
             warn_of_no_effect(stages)
 
     async def _watchdog(self) -> None:
-        after_bursts = AfterBursts()
+        after_bursts = AfterBursts(BURST_CHANGES)
         while True:
             notify.watchdog()
             after_bursts.give_back_if_over(self.authority.catalog.version)

@@ -37,7 +37,7 @@ from shardmq.broker.shared.logins import Logins
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire import session, short_ways
 from shardmq.shardd.wire.local_lane import LocalLane
-from shardmq.shardd.wire.memory import AfterBursts
+from shardmq.shardd.wire.memory import BURST_CHANGES, AfterBursts, give_back
 from shardmq.shardd.wire.spin import Spin
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
@@ -63,7 +63,7 @@ class FrontDoor:
             incarnation = wire.incarnation_at(time.monotonic_ns())
         else:
             incarnation = session.first_incarnation()
-        self._memory = AfterBursts()
+        self._memory = AfterBursts(BURST_CHANGES)
         shard_events, controller_events = ShardEvents(), ControllerEvents()
         links = self._links = ShardLinks(config, incarnation, shard_events, local, local_shard)
         catalog_link = self._catalog_link = CatalogLink(
@@ -174,7 +174,10 @@ class FrontDoor:
             self._connections.tick(now)
             notify.watchdog()
             self._spin.tick()
-            self._memory.give_back_if_over(self._services.catalog.version)
+            if self._services.alarms.text:
+                give_back()  # free memory counts as used, and would keep the alarm on
+            else:
+                self._memory.give_back_if_over(self._services.catalog.version)
 
     async def join(self) -> None:
         """Keep telling the shards where this front door is."""

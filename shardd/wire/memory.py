@@ -45,27 +45,33 @@ def collect_seldom() -> None:
     gc.set_threshold(COLLECT_EACH, COLLECT_OLDER_EACH, COLLECT_OLDER_EACH)
 
 
-# Changes of the catalog after which it pays to give free memory back.
+# Changes of the catalog, and bytes of messages, after which it pays to give free memory back.
 BURST_CHANGES = 10_000
+BURST_BYTES = 16 << 20
 
 
 class AfterBursts:
-    """Gives memory back after many things were made or removed."""
+    """Gives free memory back when a process is quiet again after much work.
 
-    def __init__(self) -> None:
+    While the work goes on, the process needs the same memory again.
+    """
+
+    def __init__(self, burst: int) -> None:
+        """`burst` is the least amount of work after which it pays, in units of the caller."""
+        self._burst = burst
         self._seen = self._given_back = 0
 
-    def give_back_if_over(self, version: int) -> None:
-        """Give memory back if a burst of changes is over; `version` counts all changes so far."""
-        if version == self._seen and version - self._given_back >= BURST_CHANGES:
-            self._given_back = version
+    def give_back_if_over(self, work: int) -> None:
+        """Give memory back if no work was done since the last call, and a burst before it.
+
+        `work` is the amount of all work so far. A process calls this each second.
+        """
+        if work == self._seen and abs(work - self._given_back) >= self._burst:
+            self._given_back = work
             give_back()
-        self._seen = version
+        self._seen = work
 
 
 def give_back() -> None:
-    """Give free memory back to the operating system, also from holes in the heap.
-
-    A process calls this once, after a start that needed much more memory than serving does.
-    """
+    """Give free memory back to the operating system, also from holes in the heap."""
     ctypes.CDLL(None).malloc_trim(0)

@@ -27,6 +27,7 @@ KILLS = 10  # tests/torture has more
 SIZES = (20_000, 32 << 10, 100_000, 1 << 20)
 # What a front door reads into when nobody uses lent memory.
 READ_BYTES = 1 << 20
+BUFFERS_BYTES = 12 << 20  # of a shard: two segments, the spare buffers, what Python keeps
 WINDOW_BYTES = 4 << 20  # lent bodies weigh a quarter in the window of a connection, which is 1 MiB
 
 SETTINGS = """
@@ -261,6 +262,31 @@ def test_publishers_are_blocked_while_large_bodies_fill_the_memory(one_door: Rea
     wait_until(is_over, "the end of it", 60)
     assert channel.queue_declare("full", passive=True).method.message_count == sent
     wait_until(lambda: lent_bytes(one_door) <= READ_BYTES, "the last body", 20)
+    connection.close()
+
+
+def test_free_memory_goes_back_behind_a_burst(one_door: RealBroker) -> None:
+    before = [anonymous_bytes(shard) for shard in processes(one_door, "shard")]
+    connection = pika.BlockingConnection(pika.URLParameters(one_door.url))
+    channel = connection.channel()
+    channel.queue_declare("burst", durable=True)
+    grown = [0]
+
+    def shards_grew() -> int:
+        now = [anonymous_bytes(shard) for shard in processes(one_door, "shard")]
+        grown.append(sum(now) - sum(before))
+        return grown[-1]
+
+    # The bodies that wait for a second are copied. The publishes behind them have the segments
+    # written, so that each tick finds but a few more.
+    for count, pause_s in ((100, 0.0), (40, 1.3), (100, 0.0)):
+        for _ in range(count):
+            channel.basic_publish("", "burst", bytes(1 << 20))
+            shards_grew()
+            time.sleep(0.02)
+        time.sleep(pause_s)
+    assert max(grown) >= 2 * BUFFERS_BYTES, "no body was copied"
+    wait_until(lambda: shards_grew() < BUFFERS_BYTES, "the memory of copied bodies", 30)
     connection.close()
 
 

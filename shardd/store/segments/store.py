@@ -299,16 +299,16 @@ class SegmentStore(SegmentStoreState):
         lender.let_all_go(lent.runs_of(records))
         return arrivals
 
-    def own_lent(self) -> int:
+    def own_lent(self) -> None:
         """Copy lent bodies that were here at the last call, and give them back.
 
         Messages that stay for long thus take no memory of front doors. The oldest go first, and
         what is left of them behind OWN_BYTES_MAX is copied by the next calls. Sealed segments that
         have all their bytes now are written, as they would have been without lent bodies. A full
-        disk leaves them in memory. Returns how many were written and gave up their buffers.
+        disk leaves them in memory.
         """
         if self._state.stage != "open" or self._state.failure:
-            return 0
+            return
         segments = self._segments
         segment = segments.open
         if segment is not None and segment.lends and segment.is_needless:
@@ -321,17 +321,15 @@ class SegmentStore(SegmentStoreState):
                 segment.fill_lent()
             elif segment.lends:
                 self._waited_long.append(segment)
-        before = len(segments.in_memory)
         # A sync may have copied the bodies, and then no publish need come to write the segments.
-        if not waited and before <= SEALED_BUFFERS_MAX:
-            return 0
+        if not waited and len(segments.in_memory) <= SEALED_BUFFERS_MAX:
+            return
         try:
             self._flusher.write_oldest(0)
         except Exception as error:
             named = self._state.named(error)
             if not isinstance(named, DiskFull):
                 raise named from error
-        return before - len(segments.in_memory)
 
     # -- read and settle ---------------------------------------------------------------------------
 
