@@ -71,8 +71,8 @@ from shardmq.broker.controller.management.responses.json_body import (
 )
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
 from shardmq.broker.controller.management.responses.long_responses import ResponseBody, in_one_part
-from shardmq.broker.controller.nodes.streams import LOCAL, LOCAL_SOCKET, METRICS
 from shardmq.broker.shared import rights
+from shardmq.cluster.streams import LOCAL, LOCAL_SOCKET, METRICS
 
 BACKLOG = 128
 # A part in the path of a Route. By aiohttp's own pattern it would not match names with braces.

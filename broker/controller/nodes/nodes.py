@@ -9,14 +9,23 @@ from contextlib import aclosing
 from typing import Any
 
 from shardmq.broker.controller.cluster_view import KnownNode
-from shardmq.broker.controller.nodes.streams import Address
+from shardmq.broker.shared.control import ShardElsewhere
 from shardmq.cluster.etcd import Etcd
 from shardmq.cluster.membership import member_of, members_key
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
 from shardmq.cluster.record_store import RecordAway
 from shardmq.cluster.record_store import decoded as record_of
-from shardmq.cluster.records import BadRecord, Copies, KeyNames, Node, decoded, number_in
+from shardmq.cluster.records import (
+    SHARD_PORT,
+    BadRecord,
+    Copies,
+    KeyNames,
+    Node,
+    decoded,
+    number_in,
+)
 from shardmq.cluster.rules import Record
+from shardmq.cluster.streams import Address
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +35,8 @@ class Nodes:
 
     nodes: the nodes that are alive, by number.
     members: the names of all nodes, by number.
-    owners: the numbers of the nodes that have the shards, by shard.
+    homes: the numbers of the nodes that have claimed the shards, by shard.
+    copies: the records of the shards that have copies, by shard.
     record: the record of the leader, and `revision` that of its last change; without a record, of
         the whole store.
     changed: called after each change.
@@ -35,7 +45,8 @@ class Nodes:
     def __init__(self, etcd: Etcd, keys: KeyNames, changed: Callable[[], None]) -> None:
         self.nodes: dict[int, Node] = {}
         self.members: dict[int, str] = {}
-        self.owners: dict[int, int] = {}
+        self.homes: dict[int, int] = {}
+        self.copies: dict[int, Record] = {}
         self.record: Record | None = None
         self.revision = 0
         self._etcd = etcd
@@ -52,7 +63,7 @@ class Nodes:
     def _take_all(self, news: Listing | Changes) -> None:
         try:
             if isinstance(news, Listing):
-                for known in (self.nodes, self.members, self.owners):
+                for known in (self.nodes, self.members, self.homes, self.copies):
                     known.clear()
                 self.record, self.revision = None, news.revision
                 found: tuple[Pair | Deleted, ...] = news.pairs
@@ -77,17 +88,41 @@ class Nodes:
         elif news.key.startswith(self._members):
             _set(self.members, news.key, value and member_of(news.key, value).name)
         elif news.key.startswith(self._keys.shards):
-            _set(self.owners, news.key, value and decoded(news.key, value, Copies).leader)
+            home = decoded(news.key, news.value, Copies).leader if isinstance(news, Pair) else None
+            _set(self.homes, news.key, home)
+        elif news.key.startswith(self._keys.copies):
+            _set(self.copies, news.key, record_of(news) if isinstance(news, Pair) else None)
 
     def known(self) -> list[KnownNode]:
         """Return all nodes, those that are not alive too."""
         return [
-            KnownNode(number, name, self._shards_of(number), number in self.nodes)
+            KnownNode(number, name, self._shards_of(number, name), number in self.nodes)
             for number, name in sorted(self.members.items())
         ]
 
-    def _shards_of(self, node: int) -> list[int]:
-        return sorted(shard for shard, owner in self.owners.items() if owner == node)
+    def _shards_of(self, number: int, name: str) -> list[int]:
+        """Return the shards that a node leads."""
+        return sorted(
+            shard
+            for shard, home in self.homes.items()
+            if (self.copies[shard].leader == name if shard in self.copies else home == number)
+        )
+
+    def shards(self) -> dict[int, list[ShardElsewhere]]:
+        """Return the shards that the nodes which are alive lead, by the number of the node."""
+        return {
+            node.number: [
+                ShardElsewhere(shard, node.name, f"tcp://{node.address}:{port}")
+                for name, port in node.ports.items()
+                if name.startswith(SHARD_PORT)
+                and self._leads(node.name, shard := int(name.removeprefix(SHARD_PORT)))
+            ]
+            for node in self.nodes.values()
+        }
+
+    def _leads(self, node: str, shard: int) -> bool:
+        """Return whether a node leads a shard that it has a port of."""
+        return shard not in self.copies or self.copies[shard].leader == node
 
     def address(self, name: str) -> Address | None:
         """Return where the controller of a node is reached; None if the node is not alive."""
