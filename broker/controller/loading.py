@@ -20,7 +20,15 @@ from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model import checks, patterns
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import AnyChange, PermissionPut, UserPut, VhostPut
+from shardmq.broker.model.changes import (
+    CLUSTER_NAME,
+    GLOBAL,
+    AnyChange,
+    ParameterPut,
+    PermissionPut,
+    UserPut,
+    VhostPut,
+)
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.permissions import expanded
@@ -80,6 +88,10 @@ def load_or_begin(
             PermissionPut(vhost, user, ".*", ".*", ".*"),
         ]
         _apply(Decision(first), definitions, catalog)
+    if config.cluster is not None and ("", GLOBAL, CLUSTER_NAME) not in catalog.parameters:
+        # The default has the name of a host, and any node may lead.
+        named = ParameterPut("", GLOBAL, CLUSTER_NAME, config.cluster.name)
+        _apply(Decision([named]), definitions, catalog)
     decisions = Decisions(
         catalog,
         definitions.new_queue_id,

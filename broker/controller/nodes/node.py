@@ -89,6 +89,7 @@ class Node:
         self._cluster = cluster
         self._stop = stop
         self._life = (time.time_ns() - LIVES_BEGAN_NS) // LIFE_NS
+        self._began_at = time.monotonic()
         self._server_tls = tls_context(cluster.keys, server=True)
         self._client_tls = tls_context(cluster.keys, server=False)
         etcd = cluster.etcd
@@ -154,7 +155,8 @@ class Node:
             if is_other and nodes.address(record.leader) is None:
                 self._follower.leader_gone(record.term)
         if self._leader is not None:
-            self._leader.know(nodes.known())
+            in_sync = [] if record is None else record.in_sync
+            self._leader.know(nodes.known(), in_sync)
             self._leader.learn(shards_of(nodes.nodes.values()), doors_of(nodes.nodes.values()))
 
     async def _connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -203,6 +205,10 @@ class Node:
         notify.ready()
         return relay
 
+    def _etcd_silent_s(self) -> float:
+        """Return for how many seconds etcd has not answered."""
+        return time.monotonic() - max(self._began_at, self._etcd.heard_at)
+
     async def _tell(self) -> None:
         """Tell the leader the facts of this node, and watch the memory for that."""
         watch = MemoryWatch()
@@ -214,7 +220,7 @@ class Node:
                 config.memory_high_watermark,
                 config.memory_high_watermark_bytes,
             )
-            return facts_of(config, watch)
+            return facts_of(config, watch, self._etcd_silent_s())
 
         def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
             opening = self._opening(FACTS, None, None)
@@ -271,7 +277,8 @@ class Node:
                 Path(config.data_dir), config.boot, copies.replicated, waits_for_others=True
             )
             loaded = await asyncio.to_thread(load, definitions, config)
-            controller = Controller(config, doors_of(self._nodes.nodes.values()), loaded)
+            doors = doors_of(self._nodes.nodes.values())
+            controller = Controller(config, doors, loaded, self._etcd_silent_s)
             self._leader = controller
             self._changed()
             status = await controller.run(ends)
