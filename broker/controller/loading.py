@@ -18,6 +18,7 @@ from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
+from shardmq.broker.controller.stored.installation import installation_id
 from shardmq.broker.model import checks, patterns
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
@@ -49,10 +50,14 @@ class Loaded(NamedTuple):
 def load(definitions: Definitions, config: ControllerConfig) -> Loaded:
     """Load what exists, and place what is new on the shards of this node. Raises DefinitionsError.
 
-    In a cluster a thread must call this, because a sync waits for other nodes.
+    In a cluster a thread must call this, because a sync waits for other nodes. So the id of the
+    broker is made here, too.
     """
     placement = Placement(config.own_shards or range(config.shards))
-    return Loaded(definitions, load_or_begin(definitions, config, placement=placement), placement)
+    catalog = load_or_begin(definitions, config, placement=placement)
+    if definitions.waits_for_others:
+        installation_id(Path(config.data_dir), definitions.files)
+    return Loaded(definitions, catalog, placement)
 
 
 def load_or_begin(

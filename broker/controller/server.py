@@ -45,6 +45,8 @@ from shardmq.broker.controller.span_export import SpanExport
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
+from shardmq.broker.controller.stored.room import write_whole
+from shardmq.broker.controller.streams.elsewhere import Elsewhere
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.model import checks
@@ -104,11 +106,12 @@ class Controller:
         doors: Collection[int] = (),
         loaded: Loaded | None = None,
         etcd_silent_s: Callable[[], float | None] = lambda: None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Prepare with what exists, which is loaded from the data directory if it is not given.
 
-        `doors` are the front doors of other nodes; `etcd_silent_s` returns the seconds since etcd
-        has answered.
+        `doors` are the front doors of other nodes, and `elsewhere` is the way to their streams.
+        `etcd_silent_s` returns the seconds since etcd has answered.
         """
         loaded = loaded or load(Definitions(Path(config.data_dir), config.boot), config)
         doors = {*range(config.first_door, config.first_door + config.doors), *doors}
@@ -151,8 +154,12 @@ class Controller:
             self.authority.catalog, self.authority, self.shards, self.links
         )
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
-        self.streams = StreamRanges()
-        self.ended_streams = EndedStreams(self.streams, lambda: self.config)
+        self.streams = StreamRanges(elsewhere)
+        self.ended_streams = EndedStreams(
+            self.streams,
+            lambda: self.config,
+            partial(write_whole, files=self.definitions.files),
+        )
         self._reloading: asyncio.Task[None] | None = None
         self._http: Servers | None = None  # the servers, while they run
         self._is_up = self._is_listening = False
@@ -420,6 +427,7 @@ async def start_http(controller: Controller) -> Servers | None:
         controller.cluster,
         controller.memberships.groups,
         controller.memory,
+        streams=controller.streams,
         resharding=controller.resharding.progress,
         ended=controller.ended_streams,
         spans=controller.spans,

@@ -80,6 +80,7 @@ from shardmq.broker.controller.management.responses.listing import LazyListing, 
 from shardmq.broker.controller.management.responses.long_responses import ResponseBody, in_one_part
 from shardmq.broker.controller.node_facts import product_version
 from shardmq.broker.controller.nodes.streams import LOCAL, LOCAL_SOCKET, METRICS
+from shardmq.broker.controller.streams.scan_responses import add_rows_route
 from shardmq.broker.shared import rights
 
 BACKLOG = 128
@@ -233,6 +234,8 @@ def api_app(context: Context) -> web.Application:
             return page.response_of(index, request)
         return await send(request, f"{index.type}; charset=utf-8", index.body, index_headers)
 
+    if (elsewhere := context.streams.elsewhere) is not None:
+        add_rows_route(app, elsewhere.tickets, context.to_reader)
     app.router.add_get("/api/openapi.json", send_description)
     app.router.add_get(api_page.INDEX, send_index)
     api_page.add_redirects(app)

@@ -27,6 +27,7 @@ from shardmq.broker.controller.memory import MemoryWatch, pids
 from shardmq.broker.controller.node_facts import NodeFacts, facts_of
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
+from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.relay import Relay
 from shardmq.broker.controller.nodes.streams import (
     CONTROL,
@@ -37,6 +38,8 @@ from shardmq.broker.controller.nodes.streams import (
     LOCAL,
     LOCAL_SOCKET,
     METRICS,
+    RANGES,
+    READER,
     VERSION,
     Address,
     NoStream,
@@ -48,6 +51,8 @@ from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
 from shardmq.broker.controller.stored.definitions import Definitions, is_of_definitions
 from shardmq.broker.controller.stored.room import OWNER_ONLY
+from shardmq.broker.controller.streams.elsewhere import Elsewhere
+from shardmq.broker.controller.streams.tickets import Tickets
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
 from shardmq.broker.shared.control import ShardElsewhere
@@ -109,9 +114,17 @@ class Node:
         self._unreached: tuple[int, float] | None = None  # a term, and since when (loop time)
         self._refused: set[str] = set()
         self._certificates = None if config.tls is None else Certificates(config.tls)
+        tickets, owners = Tickets(cluster.keys.ticket_key), self._nodes.owners
+        self._streams = OwnStreams(
+            config.runtime_dir, tickets, lambda shard: owners.get(shard) == cluster.number
+        )
+        self._elsewhere = Elsewhere(
+            cluster.number, tickets, self._nodes.nodes, owners, self._connect_to
+        )
 
     async def run(self) -> int:
         """Relay and follow, then lead, until `stop` is set; return the exit status."""
+        await self._streams.start()
         server = TlsServer(
             socket.socket(fileno=os.dup(self._cluster.fd)),
             self._server_tls,
@@ -138,6 +151,7 @@ class Node:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             server.close()
+            await self._streams.close()
             await self._etcd.close()
 
     async def _play_roles(self) -> int:
@@ -162,14 +176,11 @@ class Node:
     async def _connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a stream for copies to a node. Raises OSError, or NotLeading."""
         address, record = self._nodes.address(leader), self._nodes.record
-        reader = asyncio.StreamReader(COPIES_BUFFER_BYTES)
-        protocol = asyncio.StreamReaderProtocol(reader)
         loop = asyncio.get_running_loop()
         try:
             if address is None:
                 raise NoStream("it is not alive")
-            opening = self._opening(COPIES, None, None)
-            transport = await open_stream(address, self._client_tls, opening, protocol)
+            opened = await self._opened(address, COPIES)
         except NoStream as error:
             if error.life:
                 raise NotLeading(error.life) from None
@@ -181,6 +192,20 @@ class Node:
                 self._follower.leader_gone(term)
             raise OSError(str(error)) from None
         self._unreached = None
+        return opened
+
+    async def _connect_to(
+        self, node: records.Node, service: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream to a node. Raises NoStream."""
+        return await self._opened((node.address, node.ports["cluster"]), service)
+
+    async def _opened(
+        self, address: Address, service: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(COPIES_BUFFER_BYTES)
+        protocol, opening = asyncio.StreamReaderProtocol(reader), self._opening(service, None, None)
+        transport = await open_stream(address, self._client_tls, opening, protocol)
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     # -- the two roles -----------------------------------------------------------------------------
@@ -189,7 +214,11 @@ class Node:
         """Listen for the clients of this node, as a relay."""
         config, runtime_dir = self._config, Path(self._config.runtime_dir)
         relay = Relay(
-            self._client_tls, self._nodes.leader, self._opening, lambda: self._config.http
+            self._client_tls,
+            self._nodes.leader,
+            self._opening,
+            lambda: self._config.http,
+            self._streams,
         )
         await relay.listen_unix(runtime_dir / SOCKET_NAME, CONTROL, 0o700)
         await relay.listen_unix(runtime_dir / LOCAL_SOCKET, LOCAL, 0o660)
@@ -278,7 +307,7 @@ class Node:
             )
             loaded = await asyncio.to_thread(load, definitions, config)
             doors = doors_of(self._nodes.nodes.values())
-            controller = Controller(config, doors, loaded, self._etcd_silent_s)
+            controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
             self._leader = controller
             self._changed()
             status = await controller.run(ends)
@@ -330,6 +359,8 @@ class Node:
                     f"{self._cluster.node} speaks version {VERSION} of the streams between nodes, "
                     f"{opening.node} version {opening.version}"
                 )
+            if opening.service in (RANGES, READER):
+                return self._streams.connection(opening.service)
             if opening.service == COPIES and self._copies is not None:
                 return copies_protocol(self._copies)
             if self._leader is None:
