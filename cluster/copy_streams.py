@@ -10,11 +10,10 @@ from typing import Final
 from shardmq.cluster.following import NotLeading
 from shardmq.cluster.leading import LeaderOfCopies
 from shardmq.cluster.rules import Record
-from shardmq.cluster.streams import Address, NoStream, Opening, open_stream
+from shardmq.cluster.streams import PAIR_BUFFER_BYTES, Address, NoStream, Opening, open_pair
 
 # A leader that cannot be reached for so long is taken for gone, whatever its lease says.
 UNREACHED_S_MAX: Final = 2.0
-BUFFER_BYTES: Final = 1 << 20
 
 
 class CopyStreams:
@@ -45,13 +44,11 @@ class CopyStreams:
     async def connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a stream to a node. Raises OSError, or NotLeading."""
         address, record = self._address(leader), self._record()
-        reader = asyncio.StreamReader(BUFFER_BYTES)
-        protocol = asyncio.StreamReaderProtocol(reader)
         loop = asyncio.get_running_loop()
         try:
             if address is None:
                 raise NoStream("it is not alive")
-            transport = await open_stream(address, self._tls, self._opening, protocol)
+            opened = await open_pair(address, self._tls, self._opening)
         except NoStream as error:
             if error.life:
                 raise NotLeading(error.life) from None
@@ -62,10 +59,10 @@ class CopyStreams:
                 self._gone(term)
             raise OSError(str(error)) from None
         self._unreached = None
-        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        return opened
 
 
 def copies_protocol(copies: LeaderOfCopies) -> asyncio.Protocol:
     """Return the protocol of the stream of a node that follows."""
-    reader = asyncio.StreamReader(BUFFER_BYTES)
+    reader = asyncio.StreamReader(PAIR_BUFFER_BYTES)
     return asyncio.StreamReaderProtocol(reader, copies.serve)

@@ -431,7 +431,7 @@ class Supervisor:
             status = await self._live(slot)
             if self._stopping:
                 return
-            if status == DEPOSED:
+            if self._node is not None and status == DEPOSED:
                 await asyncio.sleep(FIRST_WAIT_S)
                 continue
             slot.deaths += 1
@@ -481,7 +481,8 @@ class Supervisor:
         status = await child.wait()
         # SIGTERM ends a child that has not begun to handle signals.
         intended = self._stopping and status in (0, -signal.SIGTERM)
-        level = logging.INFO if intended or status == DEPOSED else logging.ERROR
+        intended = intended or (self._node is not None and status == DEPOSED)
+        level = logging.INFO if intended else logging.ERROR
         why = f": {child.info['failure']}" if "failure" in child.info else ""
         slot.last_end = f"{describe_exit(status)}{why}"
         log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, slot.last_end)

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Final
@@ -26,11 +27,14 @@ from shardmq.broker.controller.memory import MemoryWatch, pids
 from shardmq.broker.controller.node_facts import NodeFacts, facts_of
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
+from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.relay import Relay
 from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
 from shardmq.broker.controller.stored.definitions import Definitions, is_of_definitions
 from shardmq.broker.controller.stored.room import OWNER_ONLY
+from shardmq.broker.controller.streams.elsewhere import Elsewhere
+from shardmq.broker.controller.streams.tickets import Tickets
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
 from shardmq.cluster import records
@@ -54,11 +58,14 @@ from shardmq.cluster.streams import (
     LOCAL,
     LOCAL_SOCKET,
     METRICS,
+    RANGES,
+    READER,
     VERSION,
     Address,
     NoStream,
     Opening,
     OpeningProtocol,
+    open_pair,
     open_stream,
 )
 from shardmq.supervisor import notify
@@ -81,6 +88,7 @@ class Node:
         self._cluster = cluster
         self._stop = stop
         self._life = new_life()
+        self._began_at = time.monotonic()
         self._server_tls = tls_context(cluster.keys, server=True)
         self._client_tls = tls_context(cluster.keys, server=False)
         self._etcd = client(cluster.etcd)
@@ -91,7 +99,7 @@ class Node:
         self._follower: FollowerOfCopies | None = None
         self._copies: LeaderOfCopies | None = None
         self._leader: Controller | None = None
-        self._streams = CopyStreams(
+        self._to_leader = CopyStreams(
             self._client_tls,
             self._opening(COPIES, None, None),
             lambda: self._nodes.record,
@@ -100,9 +108,17 @@ class Node:
         )
         self._refused: set[str] = set()
         self._certificates = None if config.tls is None else Certificates(config.tls)
+        tickets, owners = Tickets(cluster.keys.ticket_key), self._nodes.owners
+        self._streams = OwnStreams(
+            config.runtime_dir, tickets, lambda shard: owners.get(shard) == cluster.number
+        )
+        self._elsewhere = Elsewhere(
+            cluster.number, tickets, self._nodes.nodes, owners, self._connect_to
+        )
 
     async def run(self) -> int:
         """Relay and follow, then lead, until `stop` is set; return the exit status."""
+        await self._streams.start()
         server = TlsServer(
             socket.socket(fileno=os.dup(self._cluster.fd)),
             self._server_tls,
@@ -129,6 +145,7 @@ class Node:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             server.close()
+            await self._streams.close()
             await self._etcd.close()
 
     async def _play_roles(self) -> int:
@@ -146,12 +163,20 @@ class Node:
             if is_other and nodes.address(record.leader) is None:
                 self._follower.leader_gone(record.term)
         if self._leader is not None:
-            self._leader.know(nodes.known())
+            in_sync = [] if record is None else record.in_sync
+            self._leader.know(nodes.known(), in_sync)
             self._leader.learn(nodes.shards(), doors_of(nodes.nodes.values()))
 
     def _leader_gone(self, term: int) -> None:
         if self._follower is not None:
             self._follower.leader_gone(term)
+
+    async def _connect_to(
+        self, node: records.Node, service: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream to a node. Raises NoStream."""
+        address = node.address, node.ports["cluster"]
+        return await open_pair(address, self._client_tls, self._opening(service, None, None))
 
     # -- the two roles -----------------------------------------------------------------------------
 
@@ -159,7 +184,11 @@ class Node:
         """Listen for the clients of this node, as a relay."""
         config, runtime_dir = self._config, Path(self._config.runtime_dir)
         relay = Relay(
-            self._client_tls, self._nodes.leader, self._opening, lambda: self._config.http
+            self._client_tls,
+            self._nodes.leader,
+            self._opening,
+            lambda: self._config.http,
+            self._streams,
         )
         await relay.listen_unix(runtime_dir / SOCKET_NAME, CONTROL, 0o700)
         await relay.listen_unix(runtime_dir / LOCAL_SOCKET, LOCAL, 0o660)
@@ -175,6 +204,10 @@ class Node:
         notify.ready()
         return relay
 
+    def _etcd_silent_s(self) -> float:
+        """Return for how many seconds etcd has not answered."""
+        return time.monotonic() - max(self._began_at, self._etcd.heard_at)
+
     async def _tell(self) -> None:
         """Tell the leader the facts of this node, and watch the memory for that."""
         watch = MemoryWatch()
@@ -186,7 +219,7 @@ class Node:
                 config.memory_high_watermark,
                 config.memory_high_watermark_bytes,
             )
-            return facts_of(config, watch)
+            return facts_of(config, watch, self._etcd_silent_s())
 
         def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
             opening = self._opening(FACTS, None, None)
@@ -204,7 +237,7 @@ class Node:
             CopiedDirectory(OWNER_ONLY, data_dir, is_of_definitions),
             self._operations,
             self._record,
-            self._streams.connect,
+            self._to_leader.connect,
             founds=os.urandom(STORE_BYTES).hex(),
         )
         relay = await self._relay()
@@ -243,7 +276,8 @@ class Node:
                 Path(config.data_dir), config.boot, copies.replicated, waits_for_others=True
             )
             loaded = await asyncio.to_thread(load, definitions, config)
-            controller = Controller(config, doors_of(self._nodes.nodes.values()), loaded)
+            doors = doors_of(self._nodes.nodes.values())
+            controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
             self._leader = controller
             self._changed()
             status = await controller.run(ends)
@@ -295,6 +329,8 @@ class Node:
                     f"{self._cluster.node} speaks version {VERSION} of the streams between nodes, "
                     f"{opening.node} version {opening.version}"
                 )
+            if opening.service in (RANGES, READER):
+                return self._streams.connection(opening.service)
             if opening.service == COPIES and self._copies is not None:
                 return copies_protocol(self._copies)
             if self._leader is None:

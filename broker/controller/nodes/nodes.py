@@ -35,8 +35,7 @@ class Nodes:
 
     nodes: the nodes that are alive, by number.
     members: the names of all nodes, by number.
-    homes: the numbers of the nodes that have claimed the shards, by shard.
-    copies: the records of the shards that have copies, by shard.
+    owners: the numbers of the nodes that lead the shards, by shard.
     record: the record of the leader, and `revision` that of its last change; without a record, of
         the whole store.
     changed: called after each change.
@@ -45,8 +44,9 @@ class Nodes:
     def __init__(self, etcd: Etcd, keys: KeyNames, changed: Callable[[], None]) -> None:
         self.nodes: dict[int, Node] = {}
         self.members: dict[int, str] = {}
-        self.homes: dict[int, int] = {}
-        self.copies: dict[int, Record] = {}
+        self.owners: dict[int, int] = {}
+        self._homes: dict[int, int] = {}  # the nodes that have claimed the shards
+        self._copies: dict[int, Record] = {}  # of the shards that have copies
         self.record: Record | None = None
         self.revision = 0
         self._etcd = etcd
@@ -63,7 +63,7 @@ class Nodes:
     def _take_all(self, news: Listing | Changes) -> None:
         try:
             if isinstance(news, Listing):
-                for known in (self.nodes, self.members, self.homes, self.copies):
+                for known in (self.nodes, self.members, self._homes, self._copies):
                     known.clear()
                 self.record, self.revision = None, news.revision
                 found: tuple[Pair | Deleted, ...] = news.pairs
@@ -73,6 +73,14 @@ class Nodes:
                 self._take(each)
         except (BadRecord, RecordAway) as error:
             log.error("etcd has a wrong value: %s", error)
+        numbers = {name: number for number, name in self.members.items()}
+        self.owners.clear()
+        self.owners.update(self._homes)
+        self.owners.update(
+            (shard, numbers[record.leader])
+            for shard, record in self._copies.items()
+            if record.leader in numbers
+        )
         self._news.set()
         self._news.clear()
         self._changed()
@@ -89,40 +97,33 @@ class Nodes:
             _set(self.members, news.key, value and member_of(news.key, value).name)
         elif news.key.startswith(self._keys.shards):
             home = decoded(news.key, news.value, Copies).leader if isinstance(news, Pair) else None
-            _set(self.homes, news.key, home)
+            _set(self._homes, news.key, home)
         elif news.key.startswith(self._keys.copies):
-            _set(self.copies, news.key, record_of(news) if isinstance(news, Pair) else None)
+            _set(self._copies, news.key, record_of(news) if isinstance(news, Pair) else None)
 
     def known(self) -> list[KnownNode]:
         """Return all nodes, those that are not alive too."""
         return [
-            KnownNode(number, name, self._shards_of(number, name), number in self.nodes)
+            KnownNode(number, name, self._shards_of(number), number in self.nodes)
             for number, name in sorted(self.members.items())
         ]
 
-    def _shards_of(self, number: int, name: str) -> list[int]:
-        """Return the shards that a node leads."""
-        return sorted(
-            shard
-            for shard, home in self.homes.items()
-            if (self.copies[shard].leader == name if shard in self.copies else home == number)
-        )
+    def _shards_of(self, node: int) -> list[int]:
+        return sorted(shard for shard, owner in self.owners.items() if owner == node)
 
     def shards(self) -> dict[int, list[ShardElsewhere]]:
-        """Return the shards that the nodes which are alive lead, by the number of the node."""
+        """Return the shards that the nodes which are alive lead, by the number of the node.
+
+        A node has ports of shards that it has copies of, too.
+        """
         return {
             node.number: [
                 ShardElsewhere(shard, node.name, f"tcp://{node.address}:{port}")
-                for name, port in node.ports.items()
-                if name.startswith(SHARD_PORT)
-                and self._leads(node.name, shard := int(name.removeprefix(SHARD_PORT)))
+                for shard in self._shards_of(node.number)
+                if (port := node.ports.get(f"{SHARD_PORT}{shard}")) is not None
             ]
             for node in self.nodes.values()
         }
-
-    def _leads(self, node: str, shard: int) -> bool:
-        """Return whether a node leads a shard that it has a port of."""
-        return shard not in self.copies or self.copies[shard].leader == node
 
     def address(self, name: str) -> Address | None:
         """Return where the controller of a node is reached; None if the node is not alive."""
