@@ -26,6 +26,8 @@ DOORS_PER_NODE: Final = 256
 # second one the node takes those who have copies, as long as it leads the shard.
 SHARD_PORT: Final = "shard-"
 COPIES_PORT: Final = "copies-"
+# The folder of the data directory that has the copies of shards of other nodes.
+COPIES_FOLDER: Final = "copies"
 
 NodeNumber = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Count = Annotated[int, Meta(ge=0)]
