@@ -5,12 +5,13 @@ Without a cluster there is one node, whose name is NODE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from shardmq.broker.controller.node_facts import NodeFacts
 from shardmq.broker.controller.peers.presence import door_of
 from shardmq.broker.controller.resharding.shard_sets import NODE
+from shardmq.broker.routing.placement import NodeShards
 from shardmq.broker.shared.control import node_of
 
 
@@ -23,10 +24,19 @@ class KnownNode(NamedTuple):
     is_alive: bool
 
 
+def places_of(nodes: Iterable[KnownNode]) -> list[NodeShards]:
+    """Return what is said of these nodes to those who place queues, by the nodes' numbers."""
+    return sorted(
+        NodeShards(node.number, node.name, tuple(sorted(node.shards)), node.is_alive)
+        for node in nodes
+    )
+
+
 class ClusterView:
     """The nodes that are known, and the facts that they have told.
 
     own: the name of the node of this controller.
+    is_listed: etcd has this node among those of the cluster, so that it has not lost its data.
     """
 
     def __init__(
@@ -34,6 +44,7 @@ class ClusterView:
     ) -> None:
         """Begin with the node of this controller, whose facts `own_facts` returns."""
         self.own = own
+        self.is_listed = False
         self._own_number = number
         self._own_facts = own_facts
         self._nodes = {number: KnownNode(number, own, shards, True)}
@@ -44,6 +55,7 @@ class ClusterView:
         """Take all nodes of the cluster. That of this controller is there, and alive."""
         known = {self._own_number: self._nodes[self._own_number]}
         known |= {node.number: node for node in nodes}
+        self.is_listed = any(node.number == self._own_number for node in nodes)
         own = known[self._own_number]._replace(is_alive=True)
         self._nodes = known | {self._own_number: own}
         self._shards = {shard: node.name for node in self._nodes.values() for shard in node.shards}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from shardmq.broker.model.checks import Refusal
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.permissions import expanded
 from shardmq.broker.model.policies import COMPONENTS
-from shardmq.broker.routing.placement import Placement
+from shardmq.broker.routing.placement import NodeShards, Placement
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,14 @@ class Loaded(NamedTuple):
     placement: Placement
 
 
-def load(definitions: Definitions, config: ControllerConfig) -> Loaded:
-    """Load what exists, and place what is new on the shards of this node. Raises DefinitionsError.
+def load(
+    definitions: Definitions, config: ControllerConfig, nodes: Iterable[NodeShards] = ()
+) -> Loaded:
+    """Load what exists, and place what is new at the nodes. Raises DefinitionsError.
 
     In a cluster a thread must call this, because a sync waits for other nodes.
     """
-    placement = Placement(config.own_shards or range(config.shards))
+    placement = Placement(config.own_shards or range(config.shards), nodes)
     return Loaded(definitions, load_or_begin(definitions, config, placement=placement), placement)
 
 
