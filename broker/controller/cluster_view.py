@@ -48,7 +48,7 @@ class ClusterView:
         self._own_number = number
         self._own_facts = own_facts
         self._nodes = {number: KnownNode(number, own, shards, True)}
-        self._shards = dict.fromkeys(shards, own)
+        self._shards = dict.fromkeys(shards, self._nodes[number])
         self._told: dict[str, NodeFacts] = {}
 
     def know(self, nodes: Collection[KnownNode]) -> None:
@@ -58,7 +58,7 @@ class ClusterView:
         self.is_listed = any(node.number == self._own_number for node in nodes)
         own = known[self._own_number]._replace(is_alive=True)
         self._nodes = known | {self._own_number: own}
-        self._shards = {shard: node.name for node in self._nodes.values() for shard in node.shards}
+        self._shards = {shard: node for node in self._nodes.values() for shard in node.shards}
 
     def tell(self, node: str, facts: NodeFacts) -> None:
         """Take the present facts of another node."""
@@ -85,11 +85,21 @@ class ClusterView:
 
     def of_shard(self, shard: int) -> str:
         """Return the name of the node that has a shard."""
-        return self._shards.get(shard, self.own)
+        node = self._shards.get(shard)
+        return self.own if node is None else node.name
+
+    def number_of_shard(self, shard: int) -> int:
+        """Return the number of the node that has a shard."""
+        node = self._shards.get(shard)
+        return self._own_number if node is None else node.number
 
     def of_owner(self, owner: str) -> str:
         """Return the name of the node that a connection is at, by the connection's owner."""
-        node = self._nodes.get(node_of(door_of(owner)))
+        return self.of_door(door_of(owner))
+
+    def of_door(self, door: int) -> str:
+        """Return the name of the node that has a front door."""
+        node = self._nodes.get(node_of(door))
         return self.own if node is None else node.name
 
     def facts(self) -> dict[str, NodeFacts]:

@@ -144,7 +144,9 @@ class Controller:
             self.placement,
             hashing_algorithm=config.hashing_algorithm,
         )
-        self.memberships = Memberships(self.authority.catalog, self.links, self.shards, doors)
+        self.memberships = Memberships(
+            self.authority.catalog, self.links, self.shards, doors, self.cluster.number_of_shard
+        )
         self.resharding = Resharding(
             self.authority.catalog, self.authority, self.shards, self.links
         )

@@ -50,7 +50,9 @@ async def status(call: Call) -> dict[str, Any]:
         "deadline_ms": deadline_ms,
         "at_deadline": choice or "wait",
         "queues": [
-            _shown(vhost, queue, waiting.get(queue.id), left.get(queue.name)) for queue in parts
+            _shown(vhost, queue, waiting.get(queue.id), left.get(queue.name))
+            | {"node": call.context.cluster.of_shard(queue.shard)}
+            for queue in parts
         ],
         "groups": _crossing(
             call.context.groups.queues.get(VirtualQueueName(vhost.name, exchange.name)), parts
