@@ -144,12 +144,11 @@ def nodes_changed(inputs: Inputs, ask: NodesChanged, owner: str) -> Decision:
 
 
 def with_shard_queues(inputs: Inputs) -> set[tuple[str, str]]:
-    """Return all stream exchanges, each with its vhost."""
+    """Return the exchanges that have shard queues, each with its vhost."""
     return {
-        (vhost.name, exchange.name)
+        (vhost.name, exchange)
         for vhost in inputs.catalog.vhosts.values()
-        for exchange in vhost.exchanges.values()
-        if shard_sets.wanted(inputs.catalog, vhost, exchange, inputs.places) is not None
+        for exchange in vhost.part_exchanges()
     }
 
 
