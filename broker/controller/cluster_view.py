@@ -37,6 +37,7 @@ class ClusterView:
 
     own: the name of the node of this controller.
     is_listed: etcd has this node among those of the cluster, so that it has not lost its data.
+    in_sync: the names of the nodes that have all definitions.
     """
 
     def __init__(
@@ -45,14 +46,16 @@ class ClusterView:
         """Begin with the node of this controller, whose facts `own_facts` returns."""
         self.own = own
         self.is_listed = False
+        self.in_sync: Collection[str] = (own,)
         self._own_number = number
         self._own_facts = own_facts
         self._nodes = {number: KnownNode(number, own, shards, True)}
         self._shards = dict.fromkeys(shards, self._nodes[number])
         self._told: dict[str, NodeFacts] = {}
 
-    def know(self, nodes: Collection[KnownNode]) -> None:
+    def know(self, nodes: Collection[KnownNode], in_sync: Collection[str] = ()) -> None:
         """Take all nodes of the cluster. That of this controller is there, and alive."""
+        self.in_sync = in_sync
         known = {self._own_number: self._nodes[self._own_number]}
         known |= {node.number: node for node in nodes}
         self.is_listed = any(node.number == self._own_number for node in nodes)
@@ -102,9 +105,15 @@ class ClusterView:
         node = self._nodes.get(node_of(door))
         return self.own if node is None else node.name
 
-    def facts(self) -> dict[str, NodeFacts]:
-        """Return the facts of the nodes that are alive, as they have told them last."""
-        return {self.own: self._own_facts()} | self._others()
+    def named(self, name: str) -> KnownNode | None:
+        """Return a node by its name."""
+        return next((node for node in self._nodes.values() if node.name == name), None)
+
+    def facts(self, of: str | None = None) -> dict[str, NodeFacts]:
+        """Return the facts of a node, or of all, if alive, as they have told them last."""
+        own = {self.own: self._own_facts()} if of in (None, self.own) else {}
+        others = self._others()
+        return own | {name: told for name, told in others.items() if of in (None, name)}
 
     def _others(self) -> dict[str, NodeFacts]:
         alive = {node.name for node in self.nodes if node.is_alive} - {self.own}

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from shardmq.broker.controller import memory
 from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.authority import Authority
@@ -45,6 +47,8 @@ from shardmq.broker.controller.span_export import SpanExport
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
+from shardmq.broker.controller.stored.room import write_whole
+from shardmq.broker.controller.streams.elsewhere import Elsewhere
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.model import checks
@@ -103,10 +107,13 @@ class Controller:
         config: ControllerConfig,
         doors: Collection[int] = (),
         loaded: Loaded | None = None,
+        etcd_silent_s: Callable[[], float | None] = lambda: None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Prepare with what exists, which is loaded from the data directory if it is not given.
 
-        `doors` are the front doors of other nodes.
+        `doors` are the front doors of other nodes, and `elsewhere` is the way to their streams.
+        `etcd_silent_s` returns the seconds since etcd has answered.
         """
         loaded = loaded or load(Definitions(Path(config.data_dir), config.boot), config)
         doors = {*range(config.first_door, config.first_door + config.doors), *doors}
@@ -125,7 +132,7 @@ class Controller:
             node_of(config.first_door),
             name,
             self._own_shards,
-            lambda: facts_of(self.config, self.memory),
+            lambda: facts_of(self.config, self.memory, etcd_silent_s()),
         )
         self.links = DoorLinks(config.boot, doors)
         self.shards = ShardLinks(
@@ -151,8 +158,12 @@ class Controller:
             self.authority.catalog, self.authority, self.shards, self.links
         )
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
-        self.streams = StreamRanges()
-        self.ended_streams = EndedStreams(self.streams, lambda: self.config)
+        self.streams = StreamRanges(elsewhere)
+        self.ended_streams = EndedStreams(
+            self.streams,
+            lambda: self.config,
+            partial(write_whole, files=self.definitions.files),
+        )
         self._reloading: asyncio.Task[None] | None = None
         self._http: Servers | None = None  # the servers, while they run
         self._is_up = self._is_listening = False
@@ -212,9 +223,9 @@ class Controller:
         await asyncio.to_thread(self.definitions.close)
         return 0 if error is None else 1
 
-    def know(self, nodes: Collection[KnownNode]) -> None:
-        """Take the nodes of the cluster, for those who look."""
-        self.cluster.know(nodes)
+    def know(self, nodes: Collection[KnownNode], in_sync: Collection[str]) -> None:
+        """Take the nodes of the cluster and those that have all definitions, for who looks."""
+        self.cluster.know(nodes, in_sync)
 
     def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Collection[int]) -> None:
         """Take the shards and front doors of the nodes of the cluster that live."""
@@ -244,7 +255,10 @@ class Controller:
     def reload(self) -> None:
         """Take new settings from the supervisor, and read certificates and definitions again."""
         if (section := notify.new_section()) is not None:
-            self.config = read_config(section)
+            was = self.config
+            self.config = msgspec.structs.replace(
+                read_config(section), term=was.term, boot=was.boot
+            )
             self.presence.connections_max = self.config.connections_max
             self.presence.channels_max = self.config.channel_max_per_node
             set_level(self.config.log_level)
@@ -315,8 +329,8 @@ class Controller:
         self.presence.down(owner)
         self.authority.connection_gone(owner)
 
-    def connections_passed(self, count: int) -> None:
-        self.presence.opened += count
+    def connections_passed(self, door: int, count: int) -> None:
+        self.presence.opened[node_of(door)] += count
 
     def spans_ended(self, spans: list[Span]) -> None:
         if self.spans is not None:
@@ -408,10 +422,16 @@ async def start_http(controller: Controller) -> Servers | None:
         controller.shards,
         controller.links,
         lambda: controller.config,
-        StatsCollector(controller.shards, controller.links, hidden_queues=catalog.hidden_queue_ids),
+        StatsCollector(
+            controller.shards,
+            controller.links,
+            hidden_queues=catalog.hidden_queue_ids,
+            cluster=controller.cluster,
+        ),
         controller.cluster,
         controller.memberships.groups,
         controller.memory,
+        streams=controller.streams,
         resharding=controller.resharding.progress,
         ended=controller.ended_streams,
         spans=controller.spans,

@@ -151,6 +151,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     - `vhosts`: by vhost, the counters of its channels and connections since the start of the door
     - `holders`: for each consumer with deliveries that wait for their ack {owner, channel,
       consumer_tag, messages_unacknowledged, unacked_for (ms, of the oldest one)}
+    - `door`: the number of this door, if the counters are asked for
     """
 
     query: int
@@ -161,6 +162,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     exchanges: list[tuple[str, str, int, int]] = []
     vhosts: dict[str, dict[str, int]] = {}
     holders: list[dict[str, Any]] = []
+    door: int = 0
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True):

@@ -7,7 +7,6 @@ import threading
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 

@@ -28,6 +28,7 @@ from shardmq.broker.controller.memory import MemoryWatch, pids
 from shardmq.broker.controller.node_facts import NodeFacts, facts_of
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
+from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.relay import Relay
 from shardmq.broker.controller.nodes.streams import (
     CONTROL,
@@ -38,6 +39,8 @@ from shardmq.broker.controller.nodes.streams import (
     LOCAL,
     LOCAL_SOCKET,
     METRICS,
+    RANGES,
+    READER,
     VERSION,
     Address,
     NoStream,
@@ -49,6 +52,8 @@ from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
 from shardmq.broker.controller.stored.definitions import Definitions, is_of_definitions
 from shardmq.broker.controller.stored.room import OWNER_ONLY
+from shardmq.broker.controller.streams.elsewhere import Elsewhere
+from shardmq.broker.controller.streams.tickets import Tickets
 from shardmq.broker.routing.placement import NodeShards
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
@@ -91,6 +96,7 @@ class Node:
         self._cluster = cluster
         self._stop = stop
         self._life = (time.time_ns() - LIVES_BEGAN_NS) // LIFE_NS
+        self._began_at = time.monotonic()
         self._server_tls = tls_context(cluster.keys, server=True)
         self._client_tls = tls_context(cluster.keys, server=False)
         etcd = cluster.etcd
@@ -110,9 +116,17 @@ class Node:
         self._unreached: tuple[int, float] | None = None  # a term, and since when (loop time)
         self._refused: set[str] = set()
         self._certificates = None if config.tls is None else Certificates(config.tls)
+        tickets, owners = Tickets(cluster.keys.ticket_key), self._nodes.owners
+        self._streams = OwnStreams(
+            config.runtime_dir, tickets, lambda shard: owners.get(shard) == cluster.number
+        )
+        self._elsewhere = Elsewhere(
+            cluster.number, tickets, self._nodes.nodes, owners, self._connect_to
+        )
 
     async def run(self) -> int:
         """Relay and follow, then lead, until `stop` is set; return the exit status."""
+        await self._streams.start()
         server = TlsServer(
             socket.socket(fileno=os.dup(self._cluster.fd)),
             self._server_tls,
@@ -139,6 +153,7 @@ class Node:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             server.close()
+            await self._streams.close()
             await self._etcd.close()
 
     async def _play_roles(self) -> int:
@@ -156,20 +171,18 @@ class Node:
             if is_other and nodes.address(record.leader) is None:
                 self._follower.leader_gone(record.term)
         if self._leader is not None:
-            self._leader.know(nodes.known())
+            in_sync = [] if record is None else record.in_sync
+            self._leader.know(nodes.known(), in_sync)
             self._leader.learn(shards_of(nodes.nodes.values()), doors_of(nodes.nodes.values()))
 
     async def _connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a stream for copies to a node. Raises OSError, or NotLeading."""
         address, record = self._nodes.address(leader), self._nodes.record
-        reader = asyncio.StreamReader(COPIES_BUFFER_BYTES)
-        protocol = asyncio.StreamReaderProtocol(reader)
         loop = asyncio.get_running_loop()
         try:
             if address is None:
                 raise NoStream("it is not alive")
-            opening = self._opening(COPIES, None, None)
-            transport = await open_stream(address, self._client_tls, opening, protocol)
+            opened = await self._opened(address, COPIES)
         except NoStream as error:
             if error.life:
                 raise NotLeading(error.life) from None
@@ -181,6 +194,20 @@ class Node:
                 self._follower.leader_gone(term)
             raise OSError(str(error)) from None
         self._unreached = None
+        return opened
+
+    async def _connect_to(
+        self, node: records.Node, service: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream to a node. Raises NoStream."""
+        return await self._opened((node.address, node.ports["cluster"]), service)
+
+    async def _opened(
+        self, address: Address, service: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(COPIES_BUFFER_BYTES)
+        protocol, opening = asyncio.StreamReaderProtocol(reader), self._opening(service, None, None)
+        transport = await open_stream(address, self._client_tls, opening, protocol)
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     # -- the two roles -----------------------------------------------------------------------------
@@ -189,7 +216,11 @@ class Node:
         """Listen for the clients of this node, as a relay."""
         config, runtime_dir = self._config, Path(self._config.runtime_dir)
         relay = Relay(
-            self._client_tls, self._nodes.leader, self._opening, lambda: self._config.http
+            self._client_tls,
+            self._nodes.leader,
+            self._opening,
+            lambda: self._config.http,
+            self._streams,
         )
         await relay.listen_unix(runtime_dir / SOCKET_NAME, CONTROL, 0o700)
         await relay.listen_unix(runtime_dir / LOCAL_SOCKET, LOCAL, 0o660)
@@ -205,6 +236,10 @@ class Node:
         notify.ready()
         return relay
 
+    def _etcd_silent_s(self) -> float:
+        """Return for how many seconds etcd has not answered."""
+        return time.monotonic() - max(self._began_at, self._etcd.heard_at)
+
     async def _tell(self) -> None:
         """Tell the leader the facts of this node, and watch the memory for that."""
         watch = MemoryWatch()
@@ -216,7 +251,7 @@ class Node:
                 config.memory_high_watermark,
                 config.memory_high_watermark_bytes,
             )
-            return facts_of(config, watch)
+            return facts_of(config, watch, self._etcd_silent_s())
 
         def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
             opening = self._opening(FACTS, None, None)
@@ -273,7 +308,8 @@ class Node:
                 Path(config.data_dir), config.boot, copies.replicated, waits_for_others=True
             )
             loaded = await asyncio.to_thread(load, definitions, config, await self._places())
-            controller = Controller(config, doors_of(self._nodes.nodes.values()), loaded)
+            doors = doors_of(self._nodes.nodes.values())
+            controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
             self._leader = controller
             self._changed()
             status = await controller.run(ends)
@@ -333,6 +369,8 @@ class Node:
                     f"{self._cluster.node} speaks version {VERSION} of the streams between nodes, "
                     f"{opening.node} version {opening.version}"
                 )
+            if opening.service in (RANGES, READER):
+                return self._streams.connection(opening.service)
             if opening.service == COPIES and self._copies is not None:
                 return copies_protocol(self._copies)
             if self._leader is None:

@@ -32,6 +32,10 @@ METRICS: Final = "metrics"
 COPIES: Final = "copies"  # of the definitions, for nodes that follow
 FACTS: Final = "facts"  # what nodes that do not lead tell about themselves
 
+# The services of each node.
+RANGES: Final = "ranges"  # where its streams begin and end
+READER: Final = "reader"  # its reader of streams
+
 Address = tuple[str, int]
 
 
@@ -135,7 +139,7 @@ class StreamTransport(asyncio.Transport):
                 return self.opening.own or default
             case "opening":
                 return self.opening
-            case "sslcontext" if self.opening.service != HTTPS:
+            case "sslcontext" if self.opening.service in (HTTP, LOCAL, METRICS):
                 return default
             case "ssl_object" | "socket":  # those of the stream, not of the client
                 return default

@@ -97,8 +97,8 @@ class Handler(Protocol):
 
     def connection_down(self, owner: str) -> None: ...
 
-    def connections_passed(self, count: int) -> None:
-        """Count connections that came and went before they were told of."""
+    def connections_passed(self, door: int, count: int) -> None:
+        """Count connections that came to a front door and went before they were told of."""
 
     def spans_ended(self, spans: list[Span]) -> None: ...
 
@@ -587,7 +587,7 @@ class DoorLinks:
             case ConnectionDown():
                 self.handler.connection_down(message.owner)
             case ConnectionsPassed():
-                self.handler.connections_passed(message.count)
+                self.handler.connections_passed(door.number, message.count)
             case ConsumersHere() | ConsumerLeave() | AssignmentGivenUp() | MarkPassed():
                 self.handler.consuming(door.number, door.incarnation, message)
             case Fenced():

@@ -401,7 +401,12 @@ class CatalogLink:
                 self._send(DoorReport(message.query, [], [], {}, holders=holders))
             case Query() if message.totals_only:
                 report = DoorReport(
-                    message.query, [], [], listener.totals(), vhosts=listener.of_vhosts()
+                    message.query,
+                    [],
+                    [],
+                    listener.totals(),
+                    vhosts=listener.of_vhosts(),
+                    door=self._door,
                 )
                 self._send(report)
             case Query():
@@ -411,6 +416,7 @@ class CatalogLink:
                     *listener.report(),
                     exchanges=published,
                     vhosts=listener.of_vhosts(),
+                    door=self._door,
                 )
                 self._send(report)
             case Fence():
