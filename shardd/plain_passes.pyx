@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Run the passes of a shard that are plain, one after the other, without Python.
 
 In a plain pass nothing but bells of front doors rang, the short way (short_way.pyx) took in all that

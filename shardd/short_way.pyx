@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Take in and hand out what is plain, one message at a time, without Python: the short way.
 
 A batch of one message costs the Python way about 75,000 instructions, nearly all of them the

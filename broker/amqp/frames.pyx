@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The loops over AMQP frames: they find whole publishes, runs of settles and runs of binds in a read.
 
 A frame:      u8 type | u16 channel | u32 size | payload[size] | 0xCE                              (big endian)

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The anteroom of a front door: connections that have done nothing yet but log in.
 
 Some clients connect for each thing they do, and some only to see whether the broker is there. A

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The facts that the short way needs: of channels, consumers, sockets, links and counters.
 
 Each class here is the base of a Python class, which has all else of the same thing: Counts, Channel,

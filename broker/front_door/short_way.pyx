@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The short way of a front door: what is plain is done here, without Python.
 
 Most bytes of most clients are publishes whose route is known, acks and heartbeats, and most

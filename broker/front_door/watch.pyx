@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Run the passes of a front door over the sockets and rings that are plain, without Python.
 
 The event loop of a front door would call a Python function for each socket that is readable, for the

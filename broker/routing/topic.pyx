@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Topic patterns as a trie of words: `*` is one word, `#` any number of words or none.
 
 A key is followed word by word through the set of places that it can be at, each place at most once. So a pattern of many

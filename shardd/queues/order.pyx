@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Keep the orders in which the messages of a queue wait: `Ready` by place, `DueOrder` by time.
 
 An entry is a u64 (see entry.py). Entries ascend by position (`entry & ~15`). The functions at the

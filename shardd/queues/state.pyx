@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Hold the numbers and parts of queues that Python and the short way (short_way.pyx) both use.
 
 Python decides; these classes only keep. `Counters`, `Window` and `Unacked` are whole. Each other

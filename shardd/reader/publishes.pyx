@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The loop that turns rows of Arrow columns into basic.publish: method, header and body frames of AMQP 0-9-1, back to back.
 
 Knows how Arrow's arrays lie in memory (drawn in store/columns.pyx) and AMQP's frames; waits for nobody.

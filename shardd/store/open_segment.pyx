@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Append to the open segment of a store, find messages there, and settle them, without Python.
 
 This is the short way of a store. `SegmentStore` (segments/store.py) does the same in Python, and

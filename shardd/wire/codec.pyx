@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Batches off the wire, and deliveries onto it: PUBLISH taken apart, DELIVER put together and taken apart.
 
 PUBLISH is drawn in packer.pyx, which makes it. Little endian, after the 16-byte header (messages.py):

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Publishes onto the wire: routed by their line (routes.pyx) and packed into one PUBLISH per shard.
 
 Little endian throughout. After the 16-byte header (messages.py):

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Where publishes go: the routes a front door has learnt, by the line of a publish or for all keys of an exchange.
 
 The packer (packer.pyx) asks for each message, and without the GIL. How a key chooses one queue of several is written down

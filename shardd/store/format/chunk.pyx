@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The loops over a stream's chunks: make them of records, read messages back, walk a segment and find the good ones.
 
 Knows the shape of the bytes and nothing of files. A chunk is a record (drawn in record.pyx) of messages of one stream

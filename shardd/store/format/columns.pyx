@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Turn chunks of a stream into columns: the buffers of Arrow arrays.
 
 They are made directly from the bytes of a window. The shapes are drawn elsewhere: a chunk in

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Records whose body lies elsewhere, in memory that a front door has lent (wire/bodies.pyx).
 
 On the wire such a record is LENT: it holds one message, with the place of the body instead of the

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The loops over records: check and index a batch, copy it, read messages back, settle. Recovery has scanning.pyx.
 
 Knows the shape of the bytes and nothing of files or queues. All numbers are little endian.

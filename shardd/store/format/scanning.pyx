@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Go through the records of a segment: find the good ones, gather or copy what is still needed.
 
 `scan` and `Collector` are for recovery, `Survivors` and the functions at the end for compaction,

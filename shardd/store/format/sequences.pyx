@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """How far each producer has come in each queue: the table, and the loops that look each message of a batch up in it.
 
 A message IN_SEQUENCE names its producer and a sequence, which rises (sequence.pxd). What is not above the highest that

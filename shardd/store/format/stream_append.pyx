@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The loops between a batch and a stream: which records are a stream's, and what its messages say they are to be found by.
 
 Knows records and stored messages (drawn in record.pyx), and finds the header FILTER_NAME in a message's properties.
