@@ -111,7 +111,7 @@ class Listener(Protocol):
     def alarmed(self, reason: str) -> None:
         """Hear of an alarm of the whole broker; an empty reason ends it."""
 
-    def shards_elsewhere(self, shards: list[ShardElsewhere]) -> None:
+    def shards_elsewhere(self, shards: list[ShardElsewhere], here: list[int]) -> None:
         """Hear which shards other nodes have."""
 
     def outlived(self) -> None:
@@ -430,7 +430,7 @@ class CatalogLink:
             case Alarmed():
                 listener.alarmed(message.reason)
             case ShardsElsewhere():
-                listener.shards_elsewhere(message.shards)
+                listener.shards_elsewhere(message.shards, message.here)
             case Outlived():
                 listener.outlived()
             case OtherVersion():
