@@ -36,6 +36,9 @@ PERSISTENT = b"\x10\x00\x02"  # property flags and delivery-mode 2
 _FRAME = struct.Struct(">BHI")
 
 
+Address = tuple[str, int]  # of a broker: host and port
+
+
 class Lost(Exception):
     """The connection ended, as it may when something is killed."""
 
@@ -47,9 +50,9 @@ class Complaint(Exception):
 class LoadClient:
     """One connection with one channel. Frames are read in bulk: there are many."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, at: Address) -> None:
         try:
-            self.sock = socket.create_connection(("127.0.0.1", port), 5)
+            self.sock = socket.create_connection(at, 5)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             raise Lost(str(error)) from None
@@ -167,8 +170,8 @@ def publishing(exchange: str, key: str) -> Callable[[bytes], bytes]:
 class Worker:
     """A thread that works until it is told to stop; `paused` workers keep their connection."""
 
-    def __init__(self, name: str, port: int, ledger: Ledger, seed: str) -> None:
-        self.name, self.port, self.ledger = name, port, ledger
+    def __init__(self, name: str, at: Address, ledger: Ledger, seed: str) -> None:
+        self.name, self.at, self.ledger = name, at, ledger
         self.queues: tuple[str, ...] = ()
         self.random = random.Random(f"{seed} {name}")
         self.going = True
@@ -229,11 +232,11 @@ class Publisher(Worker):
     """
 
     def __init__(
-        self, name: str, port: int, ledger: Ledger, seed: str, exchange: str, key: str,
+        self, name: str, at: Address, ledger: Ledger, seed: str, exchange: str, key: str,
         queues: tuple[str, ...], *, window_max: int = 100, padding_max: int = 200,
         rest_s: float = 0.02,
     ) -> None:  # fmt: skip
-        super().__init__(name, port, ledger, seed)
+        super().__init__(name, at, ledger, seed)
         self._frames = publishing(exchange, key)
         self.queues, self.window_max, self.padding_max, self.rest_s = (
             queues,
@@ -244,7 +247,7 @@ class Publisher(Worker):
         self.sessions = 0
 
     def session(self) -> None:
-        client = LoadClient(self.port)
+        client = LoadClient(self.at)
         try:
             client.ask(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
             self.sessions += 1
@@ -309,14 +312,14 @@ class Transactor(Worker):
     """
 
     def __init__(
-        self, name: str, port: int, ledger: Ledger, seed: str, queues: tuple[str, ...]
+        self, name: str, at: Address, ledger: Ledger, seed: str, queues: tuple[str, ...]
     ) -> None:
-        super().__init__(name, port, ledger, seed)
+        super().__init__(name, at, ledger, seed)
         self.queues = queues
         self.sessions = 0
 
     def session(self) -> None:
-        client = LoadClient(self.port)
+        client = LoadClient(self.at)
         try:
             client.ask(1, commands.Tx.Select(), commands.Tx.SelectOk)
             self.sessions += 1
@@ -364,7 +367,7 @@ class Transactor(Worker):
 class ConsumerClient(LoadClient):
     """Its deliveries, in order, while it also asks for other things."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, at: Address) -> None:
         # tag, redelivered, body, not before
         self.deliveries: deque[tuple[int, bool, bytes, float]] = deque()
         # Deliveries wait in buffers on their way. What comes behind an answer was handed out after
@@ -373,7 +376,7 @@ class ConsumerClient(LoadClient):
         self._left = 0
         self._head = (0, False)
         self._parts: list[bytes] = []
-        super().__init__(port)
+        super().__init__(at)
 
     def pending(self, found: tuple[int, bytes]) -> None:
         kind, payload = found
@@ -436,15 +439,15 @@ class Consumer(Worker):
     """
 
     def __init__(
-        self, name: str, port: int, ledger: Ledger, seed: str, queue: str,
+        self, name: str, at: Address, ledger: Ledger, seed: str, queue: str,
         *, away_s: float = 0.0, gives_back: float = 0.0,
     ) -> None:  # fmt: skip
-        super().__init__(name, port, ledger, seed)
+        super().__init__(name, at, ledger, seed)
         self.queue, self.away_s, self.gives_back = queue, away_s, gives_back
         self.hurry = False  # no staying away any more
 
     def session(self) -> None:
-        client = ConsumerClient(self.port)
+        client = ConsumerClient(self.at)
         try:
             # Of the consumer, or of its channel: the shard deals these out by grants.
             of_channel = self.random.random() < 0.3
@@ -496,7 +499,7 @@ class Getter(Consumer):
     """Asks for one message after the other."""
 
     def session(self) -> None:
-        client = ConsumerClient(self.port)
+        client = ConsumerClient(self.at)
         self.ledger.consumer_came(self.queue)
         try:
             while self.going:
@@ -516,8 +519,8 @@ class Declarer(Worker):
     It also comes and goes with queues that must go with it.
     """
 
-    def __init__(self, name: str, port: int, ledger: Ledger, seed: str) -> None:
-        super().__init__(name, port, ledger, seed)
+    def __init__(self, name: str, at: Address, ledger: Ledger, seed: str) -> None:
+        super().__init__(name, at, ledger, seed)
         self.there: set[str] = set()  # their declare-ok came
         self.gone: set[str] = set()  # their delete-ok came
         self.passing: set[str] = set()  # exclusive and auto-delete: gone when all is still
@@ -525,7 +528,7 @@ class Declarer(Worker):
         self._number = 0
 
     def session(self) -> None:
-        client = ConsumerClient(self.port)
+        client = ConsumerClient(self.at)
         try:
             for _ in range(self.random.randint(1, 6)):
                 if self.paused:

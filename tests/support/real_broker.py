@@ -52,11 +52,16 @@ class RealBroker:
         command: tuple[str, ...] = COMMAND,
         environment: Mapping[str, str] | None = None,
         remote_shards: bool = False,
+        host: str = "127.0.0.1",
+        prefix: tuple[str, ...] = (),
     ) -> None:
         """Start a broker; `environment` is added to the environment of this process.
 
-        With `remote_shards` its shards are reached by TCP, as if they were on another node.
+        With `remote_shards` its shards are reached by TCP, as if they were on another node. `host`
+        is where clients reach it. The command of its supervisor comes behind `prefix`.
         """
+        self.host = host
+        self._prefix = prefix
         self.data_dir = data_dir
         self._environment = {**os.environ, **(environment or {})}
         if remote_shards or (os.environ.get(REMOTE) and command == COMMAND):
@@ -74,7 +79,8 @@ class RealBroker:
     def start(self) -> None:
         assert self.may_start, "mark the test: @pytest.mark.broker"
         self.log_path = self.data_dir.with_name(self.data_dir.name + ".log")
-        command = [sys.executable, "-m", *self._command, "--data-dir", str(self.data_dir)]
+        command = [*self._prefix, sys.executable, "-m", *self._command]
+        command += ["--data-dir", str(self.data_dir)]
         ports = ["--amqp-port", str(self._port), "--http-port", "0", "--metrics-port", "0"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -112,12 +118,12 @@ class RealBroker:
     # -- what it is --------------------------------------------------------------------------------
 
     @property
-    def host(self) -> str:
-        return "127.0.0.1"
-
-    @property
     def port(self) -> int:
         return self._port
+
+    @property
+    def at(self) -> tuple[str, int]:
+        return self.host, self._port
 
     @property
     def url(self) -> str:
