@@ -9,6 +9,7 @@ broker's.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import struct
@@ -16,12 +17,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from pamqp import base, commands, frame
 
 from tests.support.history import make_body
 from tests.support.ledger import ACKED, NACKED, Ledger
 from tests.support.raw_client import HEADER, content_header, method, raw_frame
+from tests.support.real_broker import Address
 
 # A client that hears nothing for so long, though it is owed something, was forgotten.
 SILENCE_S = 60.0
@@ -34,9 +37,6 @@ FRAME_BODY_BYTES = 100_000
 DELIVER, GET_OK, ACK, NACK = 0x003C003C, 0x003C0047, 0x003C0050, 0x003C0078
 PERSISTENT = b"\x10\x00\x02"  # property flags and delivery-mode 2
 _FRAME = struct.Struct(">BHI")
-
-
-Address = tuple[str, int]  # of a broker: host and port
 
 
 class Lost(Exception):
@@ -52,22 +52,23 @@ class LoadClient:
 
     def __init__(self, at: Address) -> None:
         try:
-            self.sock = socket.create_connection(at, 5)
+            self.sock = socket.create_connection((at.host, at.port), 5)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             raise Lost(str(error)) from None
         self._buffer = b""
         self._frames: deque[tuple[int, bytes]] = deque()
         try:
-            self._shake_hands()
+            self._shake_hands(at.user)
         except BaseException:
             self.sock.close()
             raise
 
-    def _shake_hands(self) -> None:
+    def _shake_hands(self, user: str) -> None:
         self.send(HEADER)
         self.expect(commands.Connection.Start)
-        self.send(method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")))
+        login = f"\0{user}\0{user}"
+        self.send(method(0, commands.Connection.StartOk({}, "PLAIN", login, "en_US")))
         offered = self.expect(commands.Connection.Tune)
         self.send(method(0, commands.Connection.TuneOk(offered.channel_max, offered.frame_max, 0)))
         self.ask(0, commands.Connection.Open("/"), commands.Connection.OpenOk)
@@ -149,6 +150,9 @@ class LoadClient:
         return self.expect(answer)
 
 
+AnyClient = TypeVar("AnyClient", bound=LoadClient)
+
+
 def decode(payload: bytes) -> object:
     return frame.unmarshal(raw_frame(1, 0, payload))[2]
 
@@ -173,9 +177,11 @@ class Worker:
     def __init__(self, name: str, at: Address, ledger: Ledger, seed: str) -> None:
         self.name, self.at, self.ledger = name, at, ledger
         self.queues: tuple[str, ...] = ()
+        self.elsewhere: tuple[Address, ...] = ()  # where it may come back when it is lost
         self.random = random.Random(f"{seed} {name}")
         self.going = True
         self.idle = threading.Event()  # paused, and nothing is outstanding
+        self._client: LoadClient | None = None
         self._may_work = threading.Event()
         self._may_work.set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -201,9 +207,19 @@ class Worker:
         """
         return max(map(self.ledger.waiting, self.queues)) > BACKLOG_MAX
 
+    def connect(self, kind: type[AnyClient]) -> AnyClient:
+        """Return a new connection of this worker, which ends when the worker is stopped."""
+        made = kind(self.at)
+        self._client = made
+        return made
+
     def stop(self) -> None:
+        """End at once: no answer is waited for any more."""
         self.going = False
         self._may_work.set()
+        if self._client is not None:
+            with contextlib.suppress(OSError):  # it is closed
+                self._client.sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(2 * SILENCE_S)
         if self._thread.is_alive():
             self.ledger.complain(f"{self.name} does not end")
@@ -214,6 +230,8 @@ class Worker:
                 self.session()
             except Lost:
                 time.sleep(COME_BACK_S)
+                if self.elsewhere:
+                    self.at = self.random.choice(self.elsewhere)
             except Complaint as complaint:
                 self.ledger.complain(f"{self.name}: {complaint}")
                 return
@@ -247,7 +265,7 @@ class Publisher(Worker):
         self.sessions = 0
 
     def session(self) -> None:
-        client = LoadClient(self.at)
+        client = self.connect(LoadClient)
         try:
             client.ask(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
             self.sessions += 1
@@ -319,7 +337,7 @@ class Transactor(Worker):
         self.sessions = 0
 
     def session(self) -> None:
-        client = LoadClient(self.at)
+        client = self.connect(LoadClient)
         try:
             client.ask(1, commands.Tx.Select(), commands.Tx.SelectOk)
             self.sessions += 1
@@ -447,7 +465,7 @@ class Consumer(Worker):
         self.hurry = False  # no staying away any more
 
     def session(self) -> None:
-        client = ConsumerClient(self.at)
+        client = self.connect(ConsumerClient)
         try:
             # Of the consumer, or of its channel: the shard deals these out by grants.
             of_channel = self.random.random() < 0.3
@@ -499,7 +517,7 @@ class Getter(Consumer):
     """Asks for one message after the other."""
 
     def session(self) -> None:
-        client = ConsumerClient(self.at)
+        client = self.connect(ConsumerClient)
         self.ledger.consumer_came(self.queue)
         try:
             while self.going:
@@ -528,7 +546,7 @@ class Declarer(Worker):
         self._number = 0
 
     def session(self) -> None:
-        client = ConsumerClient(self.at)
+        client = self.connect(ConsumerClient)
         try:
             for _ in range(self.random.randint(1, 6)):
                 if self.paused:

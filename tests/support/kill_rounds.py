@@ -19,7 +19,6 @@ from pathlib import Path
 from pamqp import commands
 
 from tests.support.kill_load import (
-    Address,
     Consumer,
     ConsumerClient,
     Declarer,
@@ -31,7 +30,7 @@ from tests.support.kill_load import (
     Worker,
 )  # fmt: skip
 from tests.support.ledger import Ledger
-from tests.support.real_broker import RealBroker, is_running, wait_until
+from tests.support.real_broker import Address, RealBroker, is_running, wait_until
 
 # Tests kill one kind more often than a broker that is well ever sees.
 SETTINGS = """
@@ -108,9 +107,7 @@ class Load:
         self.ledger.check_all()
         # Asked of the shards, so that what was acknowledged and what was given back is all settled
         # there.
-        self._until(
-            lambda: _depths(self.broker.at) == dict.fromkeys(ALL_QUEUES, 0), "empty queues"
-        )
+        self._until(lambda: _depths(self.broker.at) == dict.fromkeys(ALL_QUEUES, 0), "empty queues")
         _check_topology(self.broker, self.declarer)
         for consumer in self.consumers:
             consumer.hurry = False
