@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import msgspec
 import pika
 
+from shardmq.cluster.rules import Record
 from tests.support.etcd import RealEtcd
 from tests.support.namespaces import Network
 from tests.support.real_broker import RealBroker, wait_until
@@ -64,8 +67,10 @@ class RealCluster:
         etcd: The etcd of the cluster.
         nodes: The number of nodes.
         shards: The number of shards of each node.
+        replicas: The number of nodes that have the messages of a shard.
+        environment: Variables that each node has besides.
         network: The hosts of the nodes, by their names.
-        more: Flags that all nodes have besides.
+        more: Flags that each node has besides.
     """
 
     def __init__(
@@ -74,6 +79,8 @@ class RealCluster:
         etcd: RealEtcd,
         nodes: int = 3,
         shards: int = 1,
+        replicas: int = 1,
+        environment: Mapping[str, str] | None = None,
         network: Network | None = None,
         more: tuple[str, ...] = (),
     ) -> None:
@@ -81,8 +88,15 @@ class RealCluster:
         self.etcd = etcd
         self._shards = shards
         self._count = nodes
+        self._replicas = replicas
         self._network = network
         self._more = more
+        self._user = "guest" if network is None else USER
+        self._environment = {
+            **node_environment(user=self._user),
+            "SHARDMQ_CLUSTER_REPLICAS": str(replicas),
+            **(environment or {}),
+        }
         self.nodes: list[RealBroker] = []
 
     def __enter__(self) -> RealCluster:
@@ -106,15 +120,36 @@ class RealCluster:
         """Start a node with a data directory of its name."""
         network = self._network
         host = "127.0.0.1" if network is None else network.address(name)
-        user = "guest" if network is None else USER
         return RealBroker(
             self._directory / name,
             shards=self._shards,
             more=(*node_arguments(self.etcd, name, address=host), *self._more),
-            environment=node_environment(user=user),
+            environment=self._environment,
             host=host,
-            user=user,
+            user=self._user,
             prefix=() if network is None else network.command(name),
+        )
+
+    def copies(self) -> dict[int, Record]:
+        """Return the records of the shards that have copies, from etcd."""
+        prefix = f"/shardmq/{NAME}/copies/"
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        rows = self.etcd.ask("kv/range", key=prefix.encode(), range_end=end.encode())
+        return {
+            int(b64decode(row["key"]).decode().removeprefix(prefix)): msgspec.json.decode(
+                b64decode(row["value"]), type=Record
+            )
+            for row in rows.get("kvs", ())
+        }
+
+    def wait_for_copies(self) -> None:
+        """Wait until each shard has as many nodes in sync as it is to have."""
+        wait_until(
+            lambda: (
+                [len(record.in_sync) for record in self.copies().values()]
+                == [self._replicas] * self._shards * self._count
+            ),
+            "all copies to be in sync",
         )
 
     def clean_up(self) -> None:
