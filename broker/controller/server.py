@@ -20,7 +20,7 @@ import msgspec
 from shardmq.broker.controller import memory
 from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.authority import Authority
-from shardmq.broker.controller.cluster_view import ClusterView, KnownNode
+from shardmq.broker.controller.cluster_view import ClusterView, KnownNode, places_of
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
@@ -29,6 +29,8 @@ from shardmq.broker.controller.nodes.facts import FactsTold
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
 from shardmq.broker.controller.peers.shard_links import HERE, ShardLinks
+from shardmq.broker.controller.pending import no_answer
+from shardmq.broker.controller.requests import NodesChanged
 from shardmq.broker.controller.resharding import draining
 from shardmq.broker.controller.resharding.resharding import Resharding
 from shardmq.broker.controller.resharding.shard_sets import NODE
@@ -123,7 +125,7 @@ class Controller:
             config.channel_max_per_node,
         )
         self.placement = loaded.placement
-        self._own_shards = self.placement.shards
+        self._own_shards = tuple(config.own_shards or range(config.shards))
         name = NODE if config.cluster is None else config.cluster.node
         self.memory = memory.MemoryWatch()
         self.cluster = ClusterView(
@@ -149,7 +151,9 @@ class Controller:
             self.placement,
             hashing_algorithm=config.hashing_algorithm,
         )
-        self.memberships = Memberships(self.authority.catalog, self.links, self.shards, doors)
+        self.memberships = Memberships(
+            self.authority.catalog, self.links, self.shards, doors, self.cluster.number_of_shard
+        )
         self.resharding = Resharding(
             self.authority.catalog, self.authority, self.shards, self.links
         )
@@ -232,9 +236,9 @@ class Controller:
         for node, shards in nodes.items():
             for shard in shards:
                 self.shards.learn(shard.number, HERE if node == own else shard.address)
-        elsewhere = {shard.number for shards in nodes.values() for shard in shards}
-        self.placement.change(sorted(elsewhere.union(self._own_shards)))
         self.links.learn(nodes, doors)
+        if self.cluster.is_listed and self.placement.change(places_of(self.cluster.nodes)):
+            self.authority.submit(NodesChanged(), "", no_answer)
 
     def connection(self, service: str, node: str) -> asyncio.Protocol:
         """Return the protocol of a stream from another node. Raises NoStream."""

@@ -236,7 +236,7 @@ class Call:
     async def ask_without_rights(self, request: Any) -> Answer:
         """Do the same as `ask` without checking rights."""
         makes_something = imported.needed(request, self.catalog)
-        answer = check(await self.authority.ask(request))
+        answer = check(await self.authority.ask(request, asked_at=self.via))
         self.warnings += without_effect.sentences([request])
         if makes_something:
             self.authority.warn_of(request)

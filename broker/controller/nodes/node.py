@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from shardmq.broker.controller.cluster_view import places_of
 from shardmq.broker.controller.config import Cluster, ControllerConfig, read_config
 from shardmq.broker.controller.loading import load
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
@@ -35,6 +36,7 @@ from shardmq.broker.controller.stored.definitions import Definitions, is_of_defi
 from shardmq.broker.controller.stored.room import OWNER_ONLY
 from shardmq.broker.controller.streams.elsewhere import Elsewhere
 from shardmq.broker.controller.streams.tickets import Tickets
+from shardmq.broker.routing.placement import NodeShards
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
 from shardmq.cluster import records
@@ -275,7 +277,7 @@ class Node:
             definitions = Definitions(
                 Path(config.data_dir), config.boot, copies.replicated, waits_for_others=True
             )
-            loaded = await asyncio.to_thread(load, definitions, config)
+            loaded = await asyncio.to_thread(load, definitions, config, await self._places())
             doors = doors_of(self._nodes.nodes.values())
             controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
             self._leader = controller
@@ -292,6 +294,14 @@ class Node:
             for task in (leading, ending):
                 task.cancel()
         return notify.DEPOSED if is_deposed and not self._stop.is_set() else status
+
+    async def _places(self) -> list[NodeShards]:
+        """Return the nodes for those who place queues. That of this controller is alive."""
+        own = self._cluster.node
+        known = await self._nodes.with_member(own)
+        return places_of(
+            node._replace(is_alive=node.is_alive or node.name == own) for node in known
+        )
 
     async def _hand_over(self, copies: LeaderOfCopies, leading: asyncio.Task[str]) -> None:
         """Let another member of the in-sync set lead at once, if this process ends in order."""

@@ -108,6 +108,12 @@ class Nodes:
             for number, name in sorted(self.members.items())
         ]
 
+    async def with_member(self, name: str) -> list[KnownNode]:
+        """Return all nodes when etcd has said that a node of this name is one of them."""
+        while name not in self.members.values():
+            await self._news.wait()
+        return self.known()
+
     def _shards_of(self, node: int) -> list[int]:
         return sorted(shard for shard, owner in self.owners.items() if owner == node)
 

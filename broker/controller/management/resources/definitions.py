@@ -205,7 +205,9 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
         for start in range(0, len(stage), REQUESTS_MAX):
             part = stage[start : start + REQUESTS_MAX]
             asks = [ask for ask in part if imported.needed(ask, call.catalog)]
-            answers = await asyncio.gather(*(call.authority.ask(ask) for ask in asks))
+            answers = await asyncio.gather(
+                *(call.authority.ask(ask, asked_at=call.via) for ask in asks)
+            )
             for ask, answer in zip(asks, answers, strict=True):
                 if answer.code:
                     raise ApiError(*refusal_status(answer.code), imported.refused(ask, answer.text))

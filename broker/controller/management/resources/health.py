@@ -73,7 +73,7 @@ def called_part(call: Call) -> Part:
 
 def why_out_of_service(part: Part) -> str | None:
     if not part.is_alive:
-        return f"{part.called} is down"
+        return "nodedown"  # as RabbitMQ says
     shards, others = part.shards(), part.other_versions()
     not_ready = [shard.number for shard in shards if not shard.ready]
     if not_ready:
