@@ -311,7 +311,12 @@ class LeaderOfCopies:
         """Have a follower make its files like the ones here, then send the operations since."""
         loop = asyncio.get_running_loop()
         began = time.monotonic()
-        snapshot = await loop.run_in_executor(self._disk, self.replicated.snapshot)
+        try:
+            snapshot = await loop.run_in_executor(self._disk, self.replicated.snapshot)
+        except OSError as error:
+            log.error("copies: %s cannot be compared: %s", session.node, error)
+            session.writer.close()
+            return
         try:
             listing = await loop.run_in_executor(self._disk, self._listed, session, snapshot)
             session.send(listing)

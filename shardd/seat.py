@@ -65,7 +65,7 @@ class Seat:
     """A follower that may become the leader; `start` begins.
 
     fd: becomes readable when something of the following has changed; then call `look`.
-    is_settled: it is known which node leads.
+    is_settled: another node leads, or has led last, so that this one need not be waited for.
     files: the files to serve the shard by, once this node leads.
     over: why the seat has ended; "" as long as it has not. An error of ours is in `failure`.
     """
@@ -271,7 +271,7 @@ class Seat:
         if record.leader != self._copies.node:
             if self._address(record.leader) is None:
                 self._follower.leader_gone(record.term)
-            elif not self.is_settled:
+            if not self.is_settled:
                 self.is_settled = True
                 self._tell()
 

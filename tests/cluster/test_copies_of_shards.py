@@ -15,6 +15,7 @@ from pathlib import Path
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
@@ -76,7 +77,7 @@ class Pump(threading.Thread):
                 channel.basic_publish("", queue, b"%d" % number, PERSISTENT, mandatory=True)
             except pika.exceptions.NackError:
                 continue
-            except (pika.exceptions.AMQPError, OSError):
+            except (pika.exceptions.AMQPError, AMQPConnectorException, OSError):
                 channel = None
                 node += 1
                 time.sleep(0.05)
@@ -188,6 +189,17 @@ def test_a_node_that_stood_still_follows_those_who_lead_now(
     cluster.wait_for_copies()
     wait_for_nodes(leader, 3)
     more_confirms(pumps)
+    check(cluster, pumps)
+
+
+def test_a_node_that_stops_in_order_hands_its_shards_over(cluster: RealCluster, name: str) -> None:
+    pumps = pumping(cluster, name)
+    lost = cluster.named(cluster.copies()[1].leader)
+    lost.stop()
+    assert all(cluster.named(each.leader) is not lost for each in cluster.copies().values())
+    more_confirms(pumps)
+    lost.restart()
+    cluster.wait_for_copies()
     check(cluster, pumps)
 
 
@@ -311,3 +323,38 @@ def test_a_confirm_says_that_a_follower_has_the_message(
         found = all_of(second, queue)
         is_lost = not set(pump.confirmed[queue]) <= set(found)
         assert is_lost == confirms_alone
+
+
+def test_too_few_nodes_confirm_nothing_and_a_power_cut_of_all_loses_nothing(
+    own: RealEtcd, tmp_path: Path
+) -> None:
+    environment = {"SHARDMQ_CLUSTER_MIN_IN_SYNC": "2", "SHARDMQ_SHARDS_DISK_STALL_S": "1"}
+    with RealCluster(tmp_path, own, 2, replicas=2, environment=environment) as cluster:
+        cluster.wait_for_copies()
+        first, second = cluster.nodes
+        queues = [f"q{index}" for index in range(QUEUES)]
+        with connect(first) as client:
+            for queue in queues:
+                client.channel().queue_declare(queue, durable=True)
+        pump = Pump([first], queues)
+        pump.start()
+        more_confirms([pump])
+        second.kill_all()
+        wait_for_others(cluster, second)
+        count = pump.count
+        time.sleep(2)
+        assert pump.count == count
+        with connect(first) as client:
+            assert client.channel().basic_get(queues[0])[2], "consumers go on"
+        second.restart()
+        cluster.wait_for_copies()
+        more_confirms([pump])
+        for node in cluster.nodes:
+            node.kill_all()
+        starting = [threading.Thread(target=node.restart) for node in cluster.nodes]
+        for thread in starting:
+            thread.start()
+        for thread in starting:
+            thread.join()
+        cluster.wait_for_copies()
+        check(cluster, [pump])
