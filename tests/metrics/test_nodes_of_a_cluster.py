@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,3 +117,9 @@ async def test_consumers_count_where_they_are_connected(context: Context, api: A
     api.shards.stats = replied  # type: ignore[method-assign]
     nodes = [await scraped(context, node) for node in (LEADER, OTHER)]
     assert [found["rabbitmq_consumers"][0][1] for found in nodes] == [0, 3]
+
+
+async def test_the_alerts_of_a_cluster_ask_for_what_a_node_has(context: Context) -> None:
+    alerts = (Path(__file__).parents[2] / "deploy" / "alerts.yaml").read_text()
+    asked = set(re.findall(r"\b(?:shardmq_cluster_|rabbitmq_unreachable_)\w+", alerts))
+    assert len(asked) > 1 and asked <= (await scraped(context, OTHER)).keys()
