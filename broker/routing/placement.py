@@ -25,10 +25,12 @@ class Places(NamedTuple):
 
     shards: in order.
     nodes: in the order of their numbers, also those that are down; none without a cluster.
+    away: the shards of nodes that are down.
     """
 
     shards: tuple[int, ...]
     nodes: tuple[NodeShards, ...] = ()
+    away: frozenset[int] = frozenset()
 
     @property
     def shard_count(self) -> int:
@@ -87,7 +89,12 @@ class Placement:
             return Places(self._shards)
         nodes = tuple(node for node in self._nodes if node.name not in drained)
         shards = _alive(nodes)
-        return Places(shards, nodes) if shards else Places(_alive(self._nodes), self._nodes)
+        away = frozenset(
+            shard for node in self._nodes if not node.is_alive for shard in node.shards
+        )
+        if not shards:
+            return Places(_alive(self._nodes), self._nodes, away)
+        return Places(shards, nodes, away)
 
 
 def _alive(nodes: Iterable[NodeShards]) -> tuple[int, ...]:
