@@ -166,7 +166,7 @@ class Node:
                 self._follower.leader_gone(record.term)
         if self._leader is not None:
             in_sync = [] if record is None else record.in_sync
-            self._leader.know(nodes.known(), in_sync)
+            self._leader.know(nodes.known(), in_sync, nodes.copies())
             self._leader.learn(nodes.shards(), doors_of(nodes.nodes.values()))
 
     def _leader_gone(self, term: int) -> None:
