@@ -11,7 +11,6 @@ import pytest
 
 from shardmq.cluster.etcd import Etcd
 from shardmq.cluster.membership import (
-    SHARDS_MAX,
     UNCLAIMED,
     Claims,
     NoPlace,
@@ -20,7 +19,7 @@ from shardmq.cluster.membership import (
     write_place,
 )
 from shardmq.cluster.pairs import Put
-from shardmq.cluster.records import BadRecord, KeyNames
+from shardmq.cluster.records import SHARDS_MAX, BadRecord, KeyNames
 
 _clusters = itertools.count(1)
 
