@@ -10,6 +10,7 @@ from shardmq.broker.model.passwords import FOR_NEW
 from shardmq.broker.shared.config import Tls
 from shardmq.cluster.records import DOORS_PER_NODE, SHARDS_MAX
 from shardmq.cluster.secret import Keys
+from shardmq.cluster.settings import EtcdSettings
 from shardmq.shardd.wire.session import SessionKeys
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -39,17 +40,6 @@ class Tracing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     service_name: str = ""
 
 
-class Etcd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The endpoints of etcd, and the login; `deploy/broker.toml` explains the settings."""
-
-    endpoints: list[str]
-    user: str = ""
-    password: str = ""
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-
-
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The cluster that this node is of.
 
@@ -65,7 +55,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     host: str
     port: int
     keys: Keys
-    etcd: Etcd
+    etcd: EtcdSettings
     release: str = ""
 
 

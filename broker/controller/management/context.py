@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from shardmq.broker.controller.authority import Authority
@@ -19,6 +20,7 @@ from shardmq.broker.controller.management.metrics.stats_collector import StatsCo
 from shardmq.broker.controller.management.responses.long_responses import LongResponses
 from shardmq.broker.controller.management.responses.sorted_queues import SortedQueues
 from shardmq.broker.controller.memory import MemoryWatch
+from shardmq.broker.controller.peers.front_door import socket_path
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.peers.shard_links import ShardLinks
@@ -26,6 +28,7 @@ from shardmq.broker.controller.resharding.reshard_progress import ReshardProgres
 from shardmq.broker.controller.span_export import SpanExport
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
+from shardmq.broker.controller.streams.stream_reader import ReaderConnection, connected
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.logins import Logins
 
@@ -34,8 +37,8 @@ from shardmq.broker.shared.logins import Logins
 class LoginCounts:
     succeeded: int = 0
     failed: int = 0
-    # By protocol, the succeeded and failed logins that an operator has reset.
-    forgotten: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # By node and protocol, the succeeded and failed logins that an operator has reset.
+    forgotten: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,23 @@ class Context:
     past: Past = field(default_factory=Past)
     refusal_log: RefusalLog = field(default_factory=RefusalLog)
     http_logins: LoginCounts = field(default_factory=LoginCounts)
+
+    def door_paths(self) -> list[str]:
+        """Return the sockets of the front doors of this node that are there now."""
+        config = self.config
+        own = range(config.first_door, config.first_door + config.doors)
+        doors = (door.number for door in self.links.doors())
+        return [socket_path(config.runtime_dir, number) for number in doors if number in own]
+
+    def to_reader(self, shard: int | None) -> AbstractAsyncContextManager[ReaderConnection]:
+        """Connect to the reader of the node that has a shard; None: to that of this node.
+
+        Raises OSError and ReaderLost.
+        """
+        elsewhere = self.streams.elsewhere
+        if elsewhere is None or shard is None or elsewhere.is_here(shard):
+            return connected(self.config.runtime_dir)
+        return elsewhere.reader(shard)
 
     @property
     def catalog(self) -> Catalog:
