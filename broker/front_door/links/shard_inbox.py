@@ -121,7 +121,7 @@ class ShardInbox:
             self._take_all(link, [message])
 
     def _head(self, message: bytes) -> envelope.Header | None:
-        """Return the head of a message. Log why it cannot be read: once for each life of a shard."""
+        """Return the head of a message, or None and log why not: another version once a life."""
         try:
             return envelope.read(message)
         except envelope.OtherVersion as error:
