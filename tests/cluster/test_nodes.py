@@ -250,6 +250,7 @@ def test_each_node_shows_its_own_figures(cluster: RealCluster, name: str) -> Non
     assert sorted(shown("shardmq_cluster_leader")) == [0, 0, 1]
     for client in clients:
         client.close()
+    assert "ready" not in shardctl(cluster.nodes[1], "await_online_nodes", "3", "-t", "60")
     words = shardctl(cluster.nodes[1], "cluster", "status", "-s").splitlines()
     assert [line.split("\t")[:2] for line in words] == [
         [f"shardmq@node-{index}", "true"] for index in range(3)
