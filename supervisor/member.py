@@ -23,8 +23,9 @@ import msgspec
 from shardmq.cluster.lease import Lease
 from shardmq.cluster.membership import Claims, NoPlace, Place, read_place, write_place
 from shardmq.cluster.pairs import EtcdAway, EtcdRefused
-from shardmq.cluster.records import SHARD_PORT, BadRecord, KeyNames, Node, encoded
+from shardmq.cluster.records import SHARD_PORT, BadRecord, KeyNames, Node, decoded, encoded
 from shardmq.cluster.secret import keys_of
+from shardmq.cluster.versions import disagreement, own_versions
 from shardmq.supervisor.config import Cluster, ConfigError
 from shardmq.supervisor.plan import ClusterPlan
 from shardmq.supervisor.sockets import Sockets
@@ -191,9 +192,32 @@ class Member:
             cores=len(os.sched_getaffinity(0)),
             incarnation=time.time_ns() // 1_000_000,
             front_doors=len(sockets.amqp),
+            versions=own_versions(),
         )
         self._lease.put(KeyNames(self._settings.name).node(node.number), encoded(node))
         self._holding = asyncio.create_task(self._lease.hold())
+        self._announced = node
+
+    async def check_versions(self) -> None:
+        """Return when this node, which is announced, may work with those that were there before.
+
+        Those see the record of this node, and log the same when it is refused.
+
+        Raises:
+            ConfigError: It has no version of something in common with one of them.
+        """
+        await self._lease.wait_until_held()
+        own, prefix = self._announced, KeyNames(self._settings.name).nodes
+        try:
+            listing = await self._etcd.range(prefix)
+            others = [decoded(pair.key, pair.value, Node) for pair in listing.pairs]
+        except (EtcdAway, EtcdRefused, BadRecord) as error:
+            log.warning("the versions of the other nodes are not known: %s", error)
+            return
+        for other in others:
+            why = disagreement(self.name, own.versions, other.name, other.versions)
+            if why and other.incarnation < own.incarnation:
+                raise ConfigError(f"cluster: {why} (release {other.version})")
 
     async def leave(self) -> None:
         """End the lease, so that the other nodes need not wait for its end."""

@@ -209,7 +209,7 @@ class Supervisor:
         Returns:
             False if the broker ends before that.
         """
-        joining = asyncio.create_task(member.join(lambda text: systemd.tell(f"STATUS={text}")))
+        joining = asyncio.create_task(self._take_place(member))
         ending = asyncio.create_task(self._ending.wait())
         await asyncio.wait({joining, ending}, return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
@@ -217,15 +217,20 @@ class Supervisor:
             joining.cancel()
             return False
         try:
-            place = joining.result()
+            joining.result()
         except ConfigError as error:
             self._give_up(str(error), REFUSED)
             return False
-        self._node = member.node(place, self.sockets.cluster)
         self.slots = self._make_slots()
-        member.announce(self.sockets)
         self._dirty.set()
         return True
+
+    async def _take_place(self, member: Member) -> None:
+        """Claim the place of this node and say that it lives. Raises ConfigError."""
+        place = await member.join(lambda text: systemd.tell(f"STATUS={text}"))
+        self._node = member.node(place, self.sockets.cluster)
+        member.announce(self.sockets)
+        await member.check_versions()
 
     def _make_slots(self) -> list[Slot]:
         return [Slot(plan, self.settings.supervision) for plan in self._plans()]

@@ -9,6 +9,7 @@ relay. While etcd is away, everything stays as it is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -40,16 +41,20 @@ from shardmq.broker.controller.nodes.streams import (
     METRICS,
     RANGES,
     READER,
-    VERSION,
     Address,
     NoStream,
     Opening,
     OpeningProtocol,
+    TooDifferent,
     open_stream,
 )
 from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
-from shardmq.broker.controller.stored.definitions import Definitions, is_of_definitions
+from shardmq.broker.controller.stored.definitions import (
+    Definitions,
+    is_of_definitions,
+    stored_format,
+)
 from shardmq.broker.controller.stored.room import OWNER_ONLY
 from shardmq.broker.controller.streams.elsewhere import Elsewhere
 from shardmq.broker.controller.streams.tickets import Tickets
@@ -65,8 +70,15 @@ from shardmq.cluster.pairs import EtcdRefused
 from shardmq.cluster.record_store import EtcdRecord
 from shardmq.cluster.records import DOORS_PER_NODE, SHARD_PORT, KeyNames
 from shardmq.cluster.replicated_files import Deposed
-from shardmq.cluster.rules import Lead
+from shardmq.cluster.rules import Lead, Record
 from shardmq.cluster.secret import tls_context
+from shardmq.cluster.versions import (
+    CATALOG,
+    Range,
+    disagreement,
+    highest_common,
+    own_versions,
+)
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -112,6 +124,7 @@ class Node:
         self._leader: Controller | None = None
         self._unreached: tuple[int, float] | None = None  # a term, and since when (loop time)
         self._refused: set[str] = set()
+        self._format = CATALOG.most  # of the definitions that this node writes
         self._certificates = None if config.tls is None else Certificates(config.tls)
         tickets, owners = Tickets(cluster.keys.ticket_key), self._nodes.owners
         self._streams = OwnStreams(
@@ -160,6 +173,7 @@ class Node:
     def _changed(self) -> None:
         """Look at what etcd has now of the nodes and of the leader."""
         nodes, record = self._nodes, self._nodes.record
+        near = [node for node in nodes.nodes.values() if self._understands(node)]
         for copies in (self._follower, self._copies):
             if copies is not None:
                 copies.recorded(record, nodes.revision)
@@ -169,7 +183,21 @@ class Node:
                 self._follower.leader_gone(record.term)
         if self._leader is not None:
             self._leader.know(nodes.known())
-            self._leader.learn(shards_of(nodes.nodes.values()), doors_of(nodes.nodes.values()))
+            self._leader.learn(shards_of(near), doors_of(near))
+
+    def _understands(self, node: records.Node) -> bool:
+        """Return whether this node can work with another one; log it if not."""
+        own = self._cluster.node
+        why = disagreement(own, own_versions(), node.name, node.versions)
+        if why:
+            self._tell_of(f"{node.name} (release {node.version}) is not of use: {why}")
+        return not why
+
+    def _tell_of(self, why: str) -> None:
+        """Log what an operator has to mend, once."""
+        if why not in self._refused and len(self._refused) < REFUSED_MAX:
+            self._refused.add(why)
+            log.error("%s", why)
 
     async def _connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a stream for copies to a node. Raises OSError, or NotLeading."""
@@ -182,6 +210,9 @@ class Node:
         except NoStream as error:
             if error.life:
                 raise NotLeading(error.life) from None
+            if isinstance(error, TooDifferent):  # it leads, but not this node
+                self._tell_of(f"this node gets no copy of the definitions: {error}")
+                raise OSError(str(error)) from None
             term = 0 if record is None else record.term
             if self._unreached is None or self._unreached[0] != term:
                 self._unreached = term, loop.time()
@@ -203,8 +234,8 @@ class Node:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(COPIES_BUFFER_BYTES)
         protocol, opening = asyncio.StreamReaderProtocol(reader), self._opening(service, None, None)
-        transport = await open_stream(address, self._client_tls, opening, protocol)
-        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        stream = await open_stream(address, self._client_tls, opening, protocol)
+        return reader, asyncio.StreamWriter(stream.transport, protocol, reader, loop)
 
     # -- the two roles -----------------------------------------------------------------------------
 
@@ -280,6 +311,8 @@ class Node:
         """Be the controller of the whole cluster until the role or the process ends."""
         record = lead.record
         config = msgspec.structs.replace(self._config, term=record.term, boot=record.store)
+        held = await asyncio.to_thread(stored_format, Path(config.data_dir))
+        self._format = self._chosen_format(record, held or CATALOG.most)
         copies = self._copies = LeaderOfCopies(
             self._cluster.node,
             self._life,
@@ -297,10 +330,15 @@ class Node:
             task.add_done_callback(lambda _: ends.set())
         try:
             definitions = Definitions(
-                Path(config.data_dir), config.boot, copies.replicated, waits_for_others=True
+                Path(config.data_dir),
+                config.boot,
+                copies.replicated,
+                waits_for_others=True,
+                format=self._format,
             )
             loaded = await asyncio.to_thread(load, definitions, config)
-            doors = doors_of(self._nodes.nodes.values())
+            near = [node for node in self._nodes.nodes.values() if self._understands(node)]
+            doors = doors_of(near)
             controller = Controller(config, doors, loaded, self._elsewhere)
             self._leader = controller
             self._changed()
@@ -316,6 +354,18 @@ class Node:
             for task in (leading, ending):
                 task.cancel()
         return DEPOSED if is_deposed and not self._stop.is_set() else status
+
+    def _chosen_format(self, record: Record, held: int) -> int:
+        """Return the highest format of definitions that all nodes of the in-sync set understand.
+
+        `held` is the format of the copies. A node that is not alive may understand no other.
+        """
+        known = {node.name: node.versions.catalog for node in self._nodes.nodes.values()}
+        others = (
+            known.get(name, Range(held, held))
+            for name in record.in_sync.keys() - {self._cluster.node}
+        )
+        return highest_common((CATALOG, *others)) or held
 
     async def _hand_over(self, copies: LeaderOfCopies, leading: asyncio.Task[str]) -> None:
         """Let another member of the in-sync set lead at once, if this process ends in order."""
@@ -341,21 +391,24 @@ class Node:
     # -- streams -----------------------------------------------------------------------------------
 
     def _opening(self, service: str, peer: Address | None, own: Address | None) -> Opening:
-        return Opening(VERSION, self._cluster.name, self._cluster.node, service, peer, own)
+        return Opening(own_versions(), self._cluster.name, self._cluster.node, service, peer, own)
 
     def _accept(self, opening: Opening) -> asyncio.Protocol:
         """Return the protocol of the service that a node asks for. Raises NoStream."""
         try:
             if opening.cluster != self._cluster.name:
                 raise NoStream(f"this is a node of the cluster '{self._cluster.name}'")
-            if opening.version != VERSION:
-                raise NoStream(
-                    f"{self._cluster.node} speaks version {VERSION} of the streams between nodes, "
-                    f"{opening.node} version {opening.version}"
-                )
+            own = self._cluster.node
+            if why := disagreement(own, own_versions(), opening.node, opening.versions):
+                raise TooDifferent(why)
             if opening.service in (RANGES, READER):
                 return self._streams.connection(opening.service)
             if opening.service == COPIES and self._copies is not None:
+                if self._format not in opening.versions.catalog:
+                    raise TooDifferent(
+                        f"the definitions have version {self._format}, and {opening.node} "
+                        f"understands {opening.versions.catalog}"
+                    )
                 return copies_protocol(self._copies)
             if self._leader is None:
                 raise NoStream(f"{self._cluster.node} does not lead", self._life)
@@ -370,8 +423,13 @@ class Node:
 
 def copies_protocol(copies: LeaderOfCopies) -> asyncio.Protocol:
     """Return the protocol of the stream of a node that follows."""
-    reader = asyncio.StreamReader(COPIES_BUFFER_BYTES)
-    return asyncio.StreamReaderProtocol(reader, copies.serve)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # At the end of the process. asyncio would log the task as failed.
+        with contextlib.suppress(asyncio.CancelledError):
+            await copies.serve(reader, writer)
+
+    return asyncio.StreamReaderProtocol(asyncio.StreamReader(COPIES_BUFFER_BYTES), serve)
 
 
 def shards_of(nodes: Iterable[records.Node]) -> dict[int, list[ShardElsewhere]]:
