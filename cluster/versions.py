@@ -27,7 +27,7 @@ class Range(Struct, frozen=True, array_like=True):
         return f"version {self.most}" if is_one else f"versions {self.least} to {self.most}"
 
 
-# Streams between controllers (broker/controller/nodes/streams.py) and what their services say.
+# Streams between controllers (cluster/streams.py) and what their services say.
 STREAMS: Final = Range(1, 1)
 # Messages between front doors, controllers and shards (shardd/wire/messages.py). The highest is
 # WIRE_VERSION there.

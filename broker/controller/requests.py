@@ -64,6 +64,11 @@ class Restore:
 
 
 @dataclass(slots=True)
+class NodesChanged:
+    """Give all stream exchanges the shard queues that they are to have with the present nodes."""
+
+
+@dataclass(slots=True)
 class CutOff:
     """Put cuts into streams of one exchange that are about to gain keys; offsets by queue id."""
 

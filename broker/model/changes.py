@@ -203,6 +203,9 @@ class BindingDelete(Change, tag="binding-", frozen=True):
 
 VHOST_LIMITS, USER_LIMITS = "vhost-limits", "user-limits"
 GLOBAL = ""  # the component of global parameters
+# The component of parameters without a vhost that name the nodes which are drained; the value is
+# true.
+DRAINED_NODES = "drained-nodes"
 CLUSTER_NAME = "cluster_name"  # the global parameter that names the broker
 
 

@@ -6,7 +6,6 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Iterable
 from types import ModuleType
 
 from shardmq.shardd.directories import shard_directory, stream_directory, vhost_directory
@@ -48,9 +47,9 @@ class Streams:
     Several threads may use one object.
     """
 
-    def __init__(self, data_dir: str, runtime_dir: str, shards: Iterable[int]) -> None:
+    def __init__(self, data_dir: str, runtime_dir: str) -> None:
         self._data_dir, self._runtime_dir = data_dir, runtime_dir
-        self._boards = {shard: BoardView(path_of(runtime_dir, shard)) for shard in shards}
+        self._boards: dict[int, BoardView] = {}  # a node of a cluster may get more shards
         self._lock = threading.Lock()
         self.places = Places()
         self.files = OsFiles()
@@ -62,7 +61,10 @@ class Streams:
         """
         with self._lock:
             board = self._boards.get(shard)
-            found = board.range_of(queue_id) if board is not None else None
+            if board is None:
+                board = BoardView(path_of(self._runtime_dir, shard))
+                self._boards[shard] = board
+            found = board.range_of(queue_id)
         if found is None:
             raise Refused(
                 Answer(503, "unavailable", f"shard {shard} has not said yet what the stream holds")

@@ -10,7 +10,7 @@ from shardmq.supervisor.cli.demo import demo
 
 COLUMNS = [
     "name", "running", "is_leader", "shards", "processors", "mem_used", "disk_free", "sockets_used",
-    "alarms", "uptime",
+    "version", "alarms", "uptime",
 ]  # fmt: skip
 
 app = typer.Typer(no_args_is_help=True, help="The nodes of a cluster.")

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.nodes.relay import NO_LEADER, Relay
-from shardmq.broker.controller.nodes.streams import (
+from shardmq.cluster.secret import Keys, keys_of, tls_context
+from shardmq.cluster.streams import (
     CONTROL,
     HTTP,
     OPENING_BYTES_MAX,
@@ -27,7 +28,6 @@ from shardmq.broker.controller.nodes.streams import (
     TooDifferent,
     open_stream,
 )
-from shardmq.cluster.secret import Keys, keys_of, tls_context
 from shardmq.cluster.versions import STREAMS, Range, disagreement, own_versions
 
 KEYS = keys_of("a secret of many words", "coffee")
@@ -145,7 +145,7 @@ async def test_two_releases_speak_the_highest_version_that_both_understand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The node that connects is later by one, then by two that it understands, then earlier."""
-    monkeypatch.setattr("shardmq.broker.controller.nodes.streams.STREAMS", Range(3, 4))
+    monkeypatch.setattr("shardmq.cluster.streams.STREAMS", Range(3, 4))
     leader = Leader()
     for least, most, spoken in ((3, 5, 4), (4, 6, 4), (1, 3, 3)):
         versions = replace(own_versions(), streams=Range(least, most))

@@ -13,12 +13,6 @@ from pathlib import Path
 import pytest
 
 from shardmq.broker.controller.nodes.own_streams import HEAD_S_MAX, OwnStreams
-from shardmq.broker.controller.nodes.streams import (
-    NoStream,
-    Opening,
-    OpeningProtocol,
-    open_stream,
-)
 from shardmq.broker.controller.streams import elsewhere as elsewhere_module
 from shardmq.broker.controller.streams.boards import Wanted
 from shardmq.broker.controller.streams.elsewhere import Connection, Elsewhere, Watch
@@ -26,6 +20,7 @@ from shardmq.broker.controller.streams.stream_reader import ReaderLost
 from shardmq.broker.controller.streams.tickets import VALID_S, Tickets
 from shardmq.cluster.records import Node
 from shardmq.cluster.secret import keys_of, tls_context
+from shardmq.cluster.streams import NoStream, Opening, OpeningProtocol, open_stream
 from shardmq.cluster.versions import own_versions
 from shardmq.shardd.wire.board import Board, Range, path_of
 from shardmq.shardd.wire.reader_protocol import (

@@ -618,6 +618,7 @@ def test_close_and_query_reach_the_front_door(tmp_path: Path) -> None:
             {"published": 2.0},
             exchanges=[("/", "e", 3, 4)],
             vhosts={"/": {"publish": 5}},
+            door=3,
         )
         assert s.heard.closed == [("0.1.1", 320, "CONNECTION_FORCED - bye")]
 

@@ -21,12 +21,20 @@ from aiohttp import hdrs, web
 
 from shardmq.broker.controller.management import api_page, csrf, http_connections, page
 from shardmq.broker.controller.management.api_error import ApiError, not_authorised
-from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route, to_json
+from shardmq.broker.controller.management.call import (
+    BODY_BYTES_MAX,
+    Call,
+    Route,
+    called_node,
+    flag,
+    to_json,
+)
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.login import check_host, user_of
 from shardmq.broker.controller.management.metrics import prometheus
 from shardmq.broker.controller.management.metrics.detailed_query import selection
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
+from shardmq.broker.controller.management.metrics.part import Part
 from shardmq.broker.controller.management.metrics.sampling import Sampler
 from shardmq.broker.controller.management.resources import (
     bindings,
@@ -60,7 +68,6 @@ from shardmq.broker.controller.management.resources import (
     vhosts,
     virtual_queues,
 )
-from shardmq.broker.controller.management.resources.overview import product_version
 from shardmq.broker.controller.management.responses import openapi
 from shardmq.broker.controller.management.responses.json_body import (
     JSON,
@@ -71,11 +78,14 @@ from shardmq.broker.controller.management.responses.json_body import (
 )
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
 from shardmq.broker.controller.management.responses.long_responses import ResponseBody, in_one_part
-from shardmq.broker.controller.nodes.streams import LOCAL, LOCAL_SOCKET, METRICS
+from shardmq.broker.controller.node_facts import product_version
 from shardmq.broker.controller.streams.scan_responses import add_rows_route
 from shardmq.broker.shared import rights
+from shardmq.cluster.streams import LOCAL, LOCAL_SOCKET, METRICS
 
 BACKLOG = 128
+# A parameter of the metrics: those of all nodes of a cluster, and not of the one that is called.
+OF_CLUSTER = "cluster"
 # A part in the path of a Route. By aiohttp's own pattern it would not match names with braces.
 ANY_NAME = re.compile(r"\{(\w+)\}")
 SHUTDOWN_S_MAX = 2.0  # for calls that are under way when the controller stops
@@ -244,15 +254,19 @@ def _options(methods: Iterable[str]) -> Endpoint:
 
 def metrics_app(context: Context) -> web.Application:
     async def metrics(request: web.Request) -> Answer:
-        # Calls with the same key share a response: all that it depends on but the data.
-        key: Hashable = request.path
+        others = (OF_CLUSTER,) if context.cluster.is_cluster else ()
+        is_whole = not others or flag(request.query, OF_CLUSTER)
+        part = Part(context, called_node(context, request), is_whole)
+        selected = None
         if request.path == "/metrics":
-            text: Callable[[], AsyncGenerator[bytes]] = partial(prometheus.text, context)
+            text: Callable[[], AsyncGenerator[bytes]] = partial(prometheus.text, part)
         elif request.path == "/metrics/per-object":
-            text = partial(prometheus.per_object, context)
+            text = partial(prometheus.per_object, part)
         else:
-            key = selected = selection(request.query, FAMILIES, context.catalog.vhosts)
-            text = partial(prometheus.detailed, context, selected)
+            selected = selection(request.query, FAMILIES, context.catalog.vhosts, others)
+            text = partial(prometheus.detailed, part, selected)
+        # Calls with the same key share a response: all that it depends on but the data.
+        key: Hashable = (request.path, selected, part.called, is_whole)
 
         async def made() -> ResponseBody:
             return ResponseBody(prometheus.CONTENT_TYPE, text())

@@ -37,8 +37,8 @@ from shardmq.broker.shared.logins import Logins
 class LoginCounts:
     succeeded: int = 0
     failed: int = 0
-    # By protocol, the succeeded and failed logins that an operator has reset.
-    forgotten: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # By node and protocol, the succeeded and failed logins that an operator has reset.
+    forgotten: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

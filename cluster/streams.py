@@ -19,6 +19,7 @@ import msgspec
 from shardmq.cluster.versions import STREAMS, Versions, highest_common
 
 OPENING_BYTES_MAX: Final = 4096
+PAIR_BUFFER_BYTES: Final = 1 << 20
 # How long an end waits for the connection, for the handshake and for the line of the other end.
 OPENING_S_MAX: Final = 5.0
 # The services of a leader.
@@ -280,3 +281,13 @@ async def open_stream(
     if asking.rest:
         protocol.data_received(asking.rest)
     return Opened(transport, asking.version)
+
+
+async def open_pair(
+    address: Address, tls: ssl.SSLContext, opening: Opening
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a stream as `open_stream` does, for a caller that reads and writes."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(PAIR_BUFFER_BYTES)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    opened = await open_stream(address, tls, opening, protocol)
+    return reader, asyncio.StreamWriter(opened.transport, protocol, reader, loop)
