@@ -43,12 +43,12 @@ from shardmq.cluster.rules import Record, Settings
 from shardmq.cluster.secret import tls_context
 from shardmq.cluster.streams import (
     OPENING_S_MAX,
-    VERSION,
     Address,
     NoStream,
     Opening,
     OpeningProtocol,
 )
+from shardmq.cluster.versions import own_versions
 from shardmq.shardd.config import CopiesConfig, ShardConfig
 from shardmq.shardd.directories import held_path, shard_directory
 from shardmq.shardd.store.files import OsFiles
@@ -191,7 +191,7 @@ class Seat:
 
     async def _follow_then_lead(self) -> str:
         copies, record = self._copies, EtcdRecord(self._etcd, self._keys.copies_of(self._shard))
-        opening = Opening(VERSION, copies.cluster, copies.node, self._service)
+        opening = Opening(own_versions(), copies.cluster, copies.node, self._service)
         streams = CopyStreams(
             tls_context(copies.keys, server=False),
             opening,
@@ -233,8 +233,8 @@ class Seat:
 
     def _accept(self, opening: Opening) -> asyncio.Protocol:
         """Return the protocol of a node that follows. Raises NoStream."""
-        if (opening.version, opening.cluster) != (VERSION, self._copies.cluster):
-            raise NoStream(f"this is a node of '{self._copies.cluster}' of version {VERSION}")
+        if opening.cluster != self._copies.cluster:
+            raise NoStream(f"this is a node of the cluster '{self._copies.cluster}'")
         if opening.service != self._service:
             raise NoStream(f"this is {self._service}")
         if self._leader is None:

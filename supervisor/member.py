@@ -30,9 +30,11 @@ from shardmq.cluster.records import (
     BadRecord,
     KeyNames,
     Node,
+    decoded,
     encoded,
 )
 from shardmq.cluster.secret import keys_of
+from shardmq.cluster.versions import disagreement, own_versions
 from shardmq.supervisor.config import Cluster, ConfigError
 from shardmq.supervisor.plan import ClusterPlan, SeatPlan
 from shardmq.supervisor.sockets import Sockets
@@ -238,10 +240,33 @@ class Member:
             cores=len(os.sched_getaffinity(0)),
             incarnation=self._incarnation,
             front_doors=len(sockets.amqp),
+            versions=own_versions(),
         )
         self._lease.put(KeyNames(self._settings.name).node(node.number), encoded(node))
+        self._announced = node
         if self._holding is None:
             self._holding = asyncio.create_task(self._lease.hold())
+
+    async def check_versions(self) -> None:
+        """Return when this node, which is announced, may work with those that were there before.
+
+        Those see the record of this node, and log the same when it is refused.
+
+        Raises:
+            ConfigError: It has no version of something in common with one of them.
+        """
+        await self._lease.wait_until_held()
+        own, prefix = self._announced, KeyNames(self._settings.name).nodes
+        try:
+            listing = await self._etcd.range(prefix)
+            others = [decoded(pair.key, pair.value, Node) for pair in listing.pairs]
+        except (EtcdAway, EtcdRefused, BadRecord) as error:
+            log.warning("the versions of the other nodes are not known: %s", error)
+            return
+        for other in others:
+            why = disagreement(self.name, own.versions, other.name, other.versions)
+            if why and other.incarnation < own.incarnation:
+                raise ConfigError(f"cluster: {why} (release {other.version})")
 
     async def take_seats(self, taken: Callable[[int], None]) -> None:
         """Take copies of shards of other nodes, as long as these have fewer than `replicas`.

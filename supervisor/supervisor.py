@@ -214,7 +214,7 @@ class Supervisor:
         Returns:
             False if the broker ends before that.
         """
-        joining = asyncio.create_task(member.join(lambda text: systemd.tell(f"STATUS={text}")))
+        joining = asyncio.create_task(self._take_place(member))
         ending = asyncio.create_task(self._ending.wait())
         await asyncio.wait({joining, ending}, return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
@@ -222,19 +222,24 @@ class Supervisor:
             joining.cancel()
             return False
         try:
-            seats = joining.result()
-            if seats and (why := copies_refused(self.settings)):
-                raise ConfigError(why)
-            for shard in seats:
-                member.open_seat(shard, self.sockets)
+            joining.result()
         except ConfigError as error:
             self._give_up(str(error), REFUSED)
             return False
-        self._node = member.node(self.sockets)
         self.slots = self._make_slots()
-        member.announce(self.sockets)
         self._dirty.set()
         return True
+
+    async def _take_place(self, member: Member) -> None:
+        """Claim the place of this node and say that it lives. Raises ConfigError."""
+        seats = await member.join(lambda text: systemd.tell(f"STATUS={text}"))
+        if seats and (why := copies_refused(self.settings)):
+            raise ConfigError(why)
+        for shard in seats:
+            member.open_seat(shard, self.sockets)
+        self._node = member.node(self.sockets)
+        member.announce(self.sockets)
+        await member.check_versions()
 
     def _take_seat(self, member: Member, shard: int) -> None:
         """Start a process that has a copy of a shard of another node."""
