@@ -1,7 +1,8 @@
 """The keys of a cluster in etcd, and the values at them, which are JSON.
 
     /shardmq/NAME/nodes/ID      Node     ends with the lease of the node's supervisor
-    /shardmq/NAME/shards/N      Copies   changed by transactions on its revision only
+    /shardmq/NAME/shards/N      Copies   the claim of a shard: its home, and the nodes with copies
+    /shardmq/NAME/copies/N      Record   of `rules`: who leads a shard that has copies
     /shardmq/NAME/controller    Leader   changed by transactions on its revision only
     /shardmq/NAME/joins/ID      Join     a member that is catching up
 
@@ -17,12 +18,23 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from shardmq.cluster.versions import Range, Versions
+
 CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NODES_MAX: Final = 255
+# The shards of all nodes. The packer of a front door keeps a bit for each in a word.
+SHARDS_MAX: Final = 64
 # The front doors of one node have the numbers from that of the node times this one on.
 DOORS_PER_NODE: Final = 256
-# How the names of the ports of shards begin in the record of a node; the number follows.
+# How the names of the ports of shards begin in the record of a node; the number follows. At the
+# second one the node takes those who have copies, as long as it leads the shard.
 SHARD_PORT: Final = "shard-"
+COPIES_PORT: Final = "copies-"
+# The folder of the data directory that has the copies of shards of other nodes.
+COPIES_FOLDER: Final = "copies"
+
+# The versions of a node that says none.
+FIRST: Final = Versions(streams=Range(1, 1), wire=Range(2, 2), catalog=Range(1, 1))
 
 NodeNumber = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Count = Annotated[int, Meta(ge=0)]
@@ -43,6 +55,7 @@ class KeyNames:
         self.all = f"/shardmq/{cluster}/"
         self.nodes = f"{self.all}nodes/"
         self.shards = f"{self.all}shards/"
+        self.copies = f"{self.all}copies/"
         self.joins = f"{self.all}joins/"
         self.controller = f"{self.all}controller"
 
@@ -53,6 +66,10 @@ class KeyNames:
     def shard(self, number: int) -> str:
         """Return the key of a shard."""
         return f"{self.shards}{number}"
+
+    def copies_of(self, number: int) -> str:
+        """Return the key of the record of a shard that has copies."""
+        return f"{self.copies}{number}"
 
     def join(self, number: int) -> str:
         """Return the key of a node that is catching up."""
@@ -70,8 +87,9 @@ def number_in(key: str) -> int:
 class Node(Struct, frozen=True):
     """A node that is alive: where it is reached and what it is.
 
-    `incarnation` is another number for each life of the node. `ports` are by the name of the
-    service, such as amqp, http and cluster.
+    `incarnation` is a higher number for each life of the node. `ports` are by the name of the
+    service, such as amqp, http and cluster. `versions` are those that the node understands, and
+    `version` is that of the program, for people.
     """
 
     number: NodeNumber
@@ -82,12 +100,14 @@ class Node(Struct, frozen=True):
     cores: Count
     incarnation: Count
     front_doors: Count = 0
+    versions: Versions = FIRST
 
 
 class Copies(Struct, frozen=True):
-    """The leader of a shard, its term, the nodes that have all of it, and those that are to.
+    """The claim of a shard by its home, the node with the number `leader`.
 
-    The numbers are those of nodes. The leader is in the in-sync set, and the set among the members.
+    members: the numbers of the nodes that have, or are to have, a copy, the home among them. Who
+        leads a shard with copies says the record at `copies/N`.
     """
 
     term: Count

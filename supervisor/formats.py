@@ -24,13 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from shardmq.cluster.versions import CATALOG
+
 NAME: Final = "VERSION"
 # Raise the version if an older program must not open what this one writes, and no head of a file
 # tells that program so.
 VERSION: Final = 1
 HEAD: Final = struct.Struct("<8sII")
-# The levels of directories below the data directory: a shard, a vhost, a stream.
-LEVELS_MAX: Final = 3
+# The levels of directories below the data directory: copies, a shard, a vhost, a stream.
+LEVELS_MAX: Final = 4
 SHOWN_MAX: Final = 60  # The number of characters of a wrong value in an error text.
 NOT_READ: Final = ("lost.", "damaged.", "gone.")
 _POLYNOMIAL: Final = 0x82F63B78  # The polynomial of crc32c, reflected.
@@ -68,7 +70,7 @@ KINDS: Final[dict[bytes, FileKind]] = {
     b"SHMQSTRM": FileKind(1, 64),
     b"SHMQSIDX": FileKind(1, None),
     b"SHMQPOSN": FileKind(1, 32),
-    b"SHARDDEF": FileKind(1, None, has_number=False),
+    b"SHARDDEF": FileKind(CATALOG.most, None, has_number=False),
 }
 
 

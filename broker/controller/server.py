@@ -26,18 +26,9 @@ from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
 from shardmq.broker.controller.node_facts import facts_of
 from shardmq.broker.controller.nodes.facts import FactsTold
-from shardmq.broker.controller.nodes.streams import (
-    CONTROL,
-    FACTS,
-    HTTP,
-    HTTPS,
-    LOCAL,
-    METRICS,
-    NoStream,
-)
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
-from shardmq.broker.controller.peers.shard_links import ShardLinks
+from shardmq.broker.controller.peers.shard_links import HERE, ShardLinks
 from shardmq.broker.controller.pending import no_answer
 from shardmq.broker.controller.requests import NodesChanged
 from shardmq.broker.controller.resharding import draining
@@ -71,6 +62,15 @@ from shardmq.broker.shared.control import (
     Span,
     VirtualLook,
     node_of,
+)
+from shardmq.cluster.streams import (
+    CONTROL,
+    FACTS,
+    HTTP,
+    HTTPS,
+    LOCAL,
+    METRICS,
+    NoStream,
 )
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.memory import BURST_CHANGES, AfterBursts, give_back
@@ -223,9 +223,14 @@ class Controller:
         await asyncio.to_thread(self.definitions.close)
         return 0 if error is None else 1
 
-    def know(self, nodes: Collection[KnownNode], in_sync: Collection[str]) -> None:
-        """Take the nodes of the cluster and those that have all definitions, for who looks."""
-        self.cluster.know(nodes, in_sync)
+    def know(
+        self,
+        nodes: Collection[KnownNode],
+        in_sync: Collection[str],
+        copies: Mapping[int, Collection[str]],
+    ) -> None:
+        """Take the nodes of the cluster, and who has all definitions and all of which shards."""
+        self.cluster.know(nodes, in_sync, copies)
 
     def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Collection[int]) -> None:
         """Take the shards and front doors of the nodes of the cluster that live."""
@@ -234,8 +239,8 @@ class Controller:
             return
         own = node_of(self.config.first_door)
         for node, shards in nodes.items():
-            for shard in shards if node != own else ():
-                self.shards.learn(shard.number, shard.address)
+            for shard in shards:
+                self.shards.learn(shard.number, HERE if node == own else shard.address)
         self.links.learn(nodes, doors)
         if self.cluster.is_listed and self.placement.change(places_of(self.cluster.nodes)):
             self.authority.submit(NodesChanged(), "", no_answer)

@@ -32,9 +32,10 @@ class ControlMessage(msgspec.Struct, tag_field="t", array_like=True, frozen=True
 class DoorHello(ControlMessage, tag="door-hello", frozen=True):
     """First on the stream.
 
-    All wire versions share the tag and the fields up to `pid`. `version` is that of the catalog
-    that the door already holds in `boot` (0: nothing). Answered by a Snapshot or, where the
-    controller can, by the Changes since that version.
+    All wire versions share the tag and the fields up to `pid`. The front door speaks
+    `wire_version`, and understands all from `wire_least` on; 0 says that it understands no other.
+    `version` is that of the catalog that the door already holds in `boot` (0: nothing). Answered by
+    a Snapshot or, where the controller can, by the Changes since that version.
     """
 
     wire_version: int
@@ -44,6 +45,7 @@ class DoorHello(ControlMessage, tag="door-hello", frozen=True):
     boot: str
     version: int
     connections: list[ConnectionInfo] = []
+    wire_least: int = 0
 
 
 class ConnectionInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -515,7 +517,7 @@ def node_of(door: int) -> int:
 
 
 class ShardElsewhere(msgspec.Struct, array_like=True, frozen=True):
-    """A shard of another node. An empty `address` says that the node is away."""
+    """A shard, the name of the node that leads it, and where other nodes reach it."""
 
     number: int
     node: str
@@ -523,13 +525,14 @@ class ShardElsewhere(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ShardsElsewhere(ControlMessage, tag="shards", frozen=True):
-    """All shards of other nodes than that of the front door.
+    """All shards that other nodes than that of the front door lead, and the numbers of its own.
 
     In a cluster this is the first message to a front door, and the first behind a change; queues
-    that lie on a new shard are named later.
+    that lie on a new shard are named later. A shard with copies may change its node.
     """
 
     shards: list[ShardElsewhere]
+    here: list[int] = []
 
 
 class Outlived(ControlMessage, tag="outlived", frozen=True):
@@ -541,7 +544,10 @@ class Outlived(ControlMessage, tag="outlived", frozen=True):
 
 
 class OtherVersion(ControlMessage, tag="other-version", frozen=True):
-    """The only answer to a DoorHello of another wire version. All versions share this message."""
+    """The only answer to a DoorHello of another wire version. All versions share this message.
+
+    A front door that understands this version says hello again, and speaks it.
+    """
 
     wire_version: int
 

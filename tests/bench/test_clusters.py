@@ -6,7 +6,7 @@ from typing import Any
 
 from clusters import model, prefix_at
 
-from shardmq.broker.routing.placement import Placement
+from shardmq.broker.routing.placement import Places
 
 
 def figures(per_cpu_s: float) -> dict[str, Any]:
@@ -31,6 +31,6 @@ def test_there_is_no_model_without_measurements() -> None:
 
 
 def test_the_name_of_a_queue_chooses_its_node() -> None:
-    placement = Placement(range(2))
+    places = Places((0, 1))
     for shard in range(2):
-        assert placement.place("/", f"{prefix_at(shard)}-0") == shard
+        assert places.by_name("/", f"{prefix_at(shard)}-0") == shard

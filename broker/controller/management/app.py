@@ -79,9 +79,9 @@ from shardmq.broker.controller.management.responses.json_body import (
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
 from shardmq.broker.controller.management.responses.long_responses import ResponseBody, in_one_part
 from shardmq.broker.controller.node_facts import product_version
-from shardmq.broker.controller.nodes.streams import LOCAL, LOCAL_SOCKET, METRICS
 from shardmq.broker.controller.streams.scan_responses import add_rows_route
 from shardmq.broker.shared import rights
+from shardmq.cluster.streams import LOCAL, LOCAL_SOCKET, METRICS
 
 BACKLOG = 128
 # A parameter of the metrics: those of all nodes of a cluster, and not of the one that is called.

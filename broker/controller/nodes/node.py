@@ -30,7 +30,32 @@ from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
 from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.relay import Relay
-from shardmq.broker.controller.nodes.streams import (
+from shardmq.broker.controller.peers.links import SOCKET_NAME
+from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
+from shardmq.broker.controller.stored.definitions import (
+    Definitions,
+    is_of_definitions,
+    stored_format,
+)
+from shardmq.broker.controller.stored.room import OWNER_ONLY
+from shardmq.broker.controller.streams.elsewhere import Elsewhere
+from shardmq.broker.controller.streams.tickets import Tickets
+from shardmq.broker.routing.placement import NodeShards
+from shardmq.broker.shared.certificates import Certificates
+from shardmq.broker.shared.config import ConfigError
+from shardmq.cluster import records
+from shardmq.cluster.copy_streams import CopyStreams, copies_protocol
+from shardmq.cluster.etcd import client
+from shardmq.cluster.following import FollowerOfCopies, HeldFile, new_life
+from shardmq.cluster.leading import LeaderOfCopies
+from shardmq.cluster.operations import CopiedDirectory, OperationLog
+from shardmq.cluster.pairs import EtcdRefused
+from shardmq.cluster.record_store import EtcdRecord
+from shardmq.cluster.records import DOORS_PER_NODE, KeyNames
+from shardmq.cluster.replicated_files import Deposed
+from shardmq.cluster.rules import Lead, Record
+from shardmq.cluster.secret import tls_context
+from shardmq.cluster.streams import (
     CONTROL,
     COPIES,
     FACTS,
@@ -41,45 +66,25 @@ from shardmq.broker.controller.nodes.streams import (
     METRICS,
     RANGES,
     READER,
-    VERSION,
     Address,
     NoStream,
     Opening,
     OpeningProtocol,
+    TooDifferent,
+    open_pair,
     open_stream,
 )
-from shardmq.broker.controller.peers.links import SOCKET_NAME
-from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
-from shardmq.broker.controller.stored.definitions import Definitions, is_of_definitions
-from shardmq.broker.controller.stored.room import OWNER_ONLY
-from shardmq.broker.controller.streams.elsewhere import Elsewhere
-from shardmq.broker.controller.streams.tickets import Tickets
-from shardmq.broker.routing.placement import NodeShards
-from shardmq.broker.shared.certificates import Certificates
-from shardmq.broker.shared.config import ConfigError
-from shardmq.broker.shared.control import ShardElsewhere
-from shardmq.cluster import records
-from shardmq.cluster.etcd import Etcd, Tls
-from shardmq.cluster.following import FollowerOfCopies, HeldFile, NotLeading
-from shardmq.cluster.leading import LeaderOfCopies
-from shardmq.cluster.operations import CopiedDirectory, OperationLog
-from shardmq.cluster.pairs import EtcdRefused
-from shardmq.cluster.record_store import EtcdRecord
-from shardmq.cluster.records import DOORS_PER_NODE, SHARD_PORT, KeyNames
-from shardmq.cluster.replicated_files import Deposed
-from shardmq.cluster.rules import Lead
-from shardmq.cluster.secret import tls_context
+from shardmq.cluster.versions import (
+    CATALOG,
+    Range,
+    disagreement,
+    highest_common,
+    own_versions,
+)
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
-DEPOSED: Final = 3
-# A leader that cannot be reached for so long is taken for gone, whatever its lease says.
-UNREACHED_S_MAX: Final = 2.0
-# Each process of a node is a life. Their numbers count quarters of a second since 2025.
-LIFE_NS: Final = 250_000_000
-LIVES_BEGAN_NS: Final = 1_735_689_600 * 1_000_000_000
 HAND_OVER_S_MAX: Final = 2.0
-COPIES_BUFFER_BYTES: Final = 1 << 20
 STORE_BYTES: Final = 8
 REFUSED_MAX: Final = 1000  # different refusals of streams that are logged
 # Beside the definitions, and no part of them: what this node knows of its copy.
@@ -95,17 +100,11 @@ class Node:
         self._config = config
         self._cluster = cluster
         self._stop = stop
-        self._life = (time.time_ns() - LIVES_BEGAN_NS) // LIFE_NS
+        self._life = new_life()
         self._began_at = time.monotonic()
         self._server_tls = tls_context(cluster.keys, server=True)
         self._client_tls = tls_context(cluster.keys, server=False)
-        etcd = cluster.etcd
-        self._etcd = Etcd(
-            etcd.endpoints,
-            user=etcd.user,
-            password=etcd.password,
-            tls=Tls(etcd.ca, etcd.cert, etcd.key),
-        )
+        self._etcd = client(cluster.etcd)
         keys = KeyNames(cluster.name)
         self._nodes = Nodes(self._etcd, keys, self._changed)
         self._record = EtcdRecord(self._etcd, keys.controller)
@@ -113,8 +112,15 @@ class Node:
         self._follower: FollowerOfCopies | None = None
         self._copies: LeaderOfCopies | None = None
         self._leader: Controller | None = None
-        self._unreached: tuple[int, float] | None = None  # a term, and since when (loop time)
+        self._to_leader = CopyStreams(
+            self._client_tls,
+            self._opening(COPIES, None, None),
+            lambda: self._nodes.record,
+            self._nodes.address,
+            self._leader_gone,
+        )
         self._refused: set[str] = set()
+        self._format = CATALOG.most  # of the definitions that this node writes
         self._certificates = None if config.tls is None else Certificates(config.tls)
         tickets, owners = Tickets(cluster.keys.ticket_key), self._nodes.owners
         self._streams = OwnStreams(
@@ -163,6 +169,7 @@ class Node:
     def _changed(self) -> None:
         """Look at what etcd has now of the nodes and of the leader."""
         nodes, record = self._nodes, self._nodes.record
+        near = [node for node in nodes.nodes.values() if self._understands(node)]
         for copies in (self._follower, self._copies):
             if copies is not None:
                 copies.recorded(record, nodes.revision)
@@ -172,43 +179,29 @@ class Node:
                 self._follower.leader_gone(record.term)
         if self._leader is not None:
             in_sync = [] if record is None else record.in_sync
-            self._leader.know(nodes.known(), in_sync)
-            self._leader.learn(shards_of(nodes.nodes.values()), doors_of(nodes.nodes.values()))
+            shards = nodes.shards()
+            self._leader.know(nodes.known(), in_sync, nodes.copies())
+            self._leader.learn({each.number: shards[each.number] for each in near}, doors_of(near))
 
-    async def _connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a stream for copies to a node. Raises OSError, or NotLeading."""
-        address, record = self._nodes.address(leader), self._nodes.record
-        loop = asyncio.get_running_loop()
-        try:
-            if address is None:
-                raise NoStream("it is not alive")
-            opened = await self._opened(address, COPIES)
-        except NoStream as error:
-            if error.life:
-                raise NotLeading(error.life) from None
-            term = 0 if record is None else record.term
-            if self._unreached is None or self._unreached[0] != term:
-                self._unreached = term, loop.time()
-            elif loop.time() - self._unreached[1] > UNREACHED_S_MAX and self._follower is not None:
-                # Whether it is gone or only cannot be reached from here is decided by etcd.
-                self._follower.leader_gone(term)
-            raise OSError(str(error)) from None
-        self._unreached = None
-        return opened
+    def _understands(self, node: records.Node) -> bool:
+        """Return whether this node can work with another one; log it if not."""
+        own = self._cluster.node
+        why = disagreement(own, own_versions(), node.name, node.versions)
+        if why and why not in self._refused and len(self._refused) < REFUSED_MAX:
+            self._refused.add(why)
+            log.error("%s (release %s) is not of use: %s", node.name, node.version, why)
+        return not why
+
+    def _leader_gone(self, term: int) -> None:
+        if self._follower is not None:
+            self._follower.leader_gone(term)
 
     async def _connect_to(
         self, node: records.Node, service: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a stream to a node. Raises NoStream."""
-        return await self._opened((node.address, node.ports["cluster"]), service)
-
-    async def _opened(
-        self, address: Address, service: str
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(COPIES_BUFFER_BYTES)
-        protocol, opening = asyncio.StreamReaderProtocol(reader), self._opening(service, None, None)
-        transport = await open_stream(address, self._client_tls, opening, protocol)
-        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        address = node.address, node.ports["cluster"]
+        return await open_pair(address, self._client_tls, self._opening(service, None, None))
 
     # -- the two roles -----------------------------------------------------------------------------
 
@@ -269,7 +262,7 @@ class Node:
             CopiedDirectory(OWNER_ONLY, data_dir, is_of_definitions),
             self._operations,
             self._record,
-            self._connect,
+            self._to_leader.connect,
             founds=os.urandom(STORE_BYTES).hex(),
         )
         relay = await self._relay()
@@ -288,6 +281,8 @@ class Node:
         """Be the controller of the whole cluster until the role or the process ends."""
         record = lead.record
         config = msgspec.structs.replace(self._config, term=record.term, boot=record.store)
+        held = await asyncio.to_thread(stored_format, Path(config.data_dir))
+        self._format = self._chosen_format(record, held or CATALOG.most)
         copies = self._copies = LeaderOfCopies(
             self._cluster.node,
             self._life,
@@ -305,10 +300,14 @@ class Node:
             task.add_done_callback(lambda _: ends.set())
         try:
             definitions = Definitions(
-                Path(config.data_dir), config.boot, copies.replicated, waits_for_others=True
+                Path(config.data_dir),
+                config.boot,
+                copies.replicated,
+                waits_for_others=True,
+                format=self._format,
             )
             loaded = await asyncio.to_thread(load, definitions, config, await self._places())
-            doors = doors_of(self._nodes.nodes.values())
+            doors = doors_of(filter(self._understands, self._nodes.nodes.values()))
             controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
             self._leader = controller
             self._changed()
@@ -316,14 +315,14 @@ class Node:
             await self._hand_over(copies, leading)
         except Deposed as error:
             log.error("this node leads no more: %s", error)
-            return DEPOSED
+            return notify.DEPOSED
         finally:
             self._leader = None
             self._copies = None
             is_deposed = leading.done()
             for task in (leading, ending):
                 task.cancel()
-        return DEPOSED if is_deposed and not self._stop.is_set() else status
+        return notify.DEPOSED if is_deposed and not self._stop.is_set() else status
 
     async def _places(self) -> list[NodeShards]:
         """Return the nodes for those who place queues. That of this controller is alive."""
@@ -332,6 +331,18 @@ class Node:
         return places_of(
             node._replace(is_alive=node.is_alive or node.name == own) for node in known
         )
+
+    def _chosen_format(self, record: Record, held: int) -> int:
+        """Return the highest format of definitions that all nodes of the in-sync set understand.
+
+        `held` is the format of the copies. A node that is not alive may understand no other.
+        """
+        known = {node.name: node.versions.catalog for node in self._nodes.nodes.values()}
+        others = (
+            known.get(name, Range(held, held))
+            for name in record.in_sync.keys() - {self._cluster.node}
+        )
+        return highest_common((CATALOG, *others)) or held
 
     async def _hand_over(self, copies: LeaderOfCopies, leading: asyncio.Task[str]) -> None:
         """Let another member of the in-sync set lead at once, if this process ends in order."""
@@ -357,21 +368,24 @@ class Node:
     # -- streams -----------------------------------------------------------------------------------
 
     def _opening(self, service: str, peer: Address | None, own: Address | None) -> Opening:
-        return Opening(VERSION, self._cluster.name, self._cluster.node, service, peer, own)
+        return Opening(own_versions(), self._cluster.name, self._cluster.node, service, peer, own)
 
     def _accept(self, opening: Opening) -> asyncio.Protocol:
         """Return the protocol of the service that a node asks for. Raises NoStream."""
         try:
             if opening.cluster != self._cluster.name:
                 raise NoStream(f"this is a node of the cluster '{self._cluster.name}'")
-            if opening.version != VERSION:
-                raise NoStream(
-                    f"{self._cluster.node} speaks version {VERSION} of the streams between nodes, "
-                    f"{opening.node} version {opening.version}"
-                )
+            own = self._cluster.node
+            if why := disagreement(own, own_versions(), opening.node, opening.versions):
+                raise TooDifferent(why)
             if opening.service in (RANGES, READER):
                 return self._streams.connection(opening.service)
             if opening.service == COPIES and self._copies is not None:
+                if self._format not in opening.versions.catalog:
+                    raise TooDifferent(
+                        f"the definitions have version {self._format}, and {opening.node} "
+                        f"understands {opening.versions.catalog}"
+                    )
                 return copies_protocol(self._copies)
             if self._leader is None:
                 raise NoStream(f"{self._cluster.node} does not lead", self._life)
@@ -382,26 +396,6 @@ class Node:
                 self._refused.add(why)
                 log.warning("a stream is refused: %s", why)
             raise
-
-
-def copies_protocol(copies: LeaderOfCopies) -> asyncio.Protocol:
-    """Return the protocol of the stream of a node that follows."""
-    reader = asyncio.StreamReader(COPIES_BUFFER_BYTES)
-    return asyncio.StreamReaderProtocol(reader, copies.serve)
-
-
-def shards_of(nodes: Iterable[records.Node]) -> dict[int, list[ShardElsewhere]]:
-    """Return the shards of each node, by the number of the node."""
-    return {
-        node.number: [
-            ShardElsewhere(
-                int(name.removeprefix(SHARD_PORT)), node.name, f"tcp://{node.address}:{port}"
-            )
-            for name, port in node.ports.items()
-            if name.startswith(SHARD_PORT)
-        ]
-        for node in nodes
-    }
 
 
 def doors_of(nodes: Iterable[records.Node]) -> set[int]:

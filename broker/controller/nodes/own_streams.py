@@ -19,12 +19,12 @@ from aiohttp import web
 
 from shardmq.broker.controller.management import csrf, http_connections
 from shardmq.broker.controller.nodes.pipe import PipeEnd
-from shardmq.broker.controller.nodes.streams import RANGES, NoStream
 from shardmq.broker.controller.streams.boards import Boards, have_gone_on, wait_until
 from shardmq.broker.controller.streams.elsewhere import ROWS_PATH, RangesAsked
 from shardmq.broker.controller.streams.scan_responses import add_rows_route
 from shardmq.broker.controller.streams.stream_reader import absence, connected
 from shardmq.broker.controller.streams.tickets import Tickets
+from shardmq.cluster.streams import RANGES, NoStream
 from shardmq.shardd.wire.reader_protocol import socket_path
 
 # A question about the thousands of shards of a stream exchange is a long line.

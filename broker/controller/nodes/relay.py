@@ -23,7 +23,7 @@ from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
 from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.pipe import PipeEnd
-from shardmq.broker.controller.nodes.streams import (
+from shardmq.cluster.streams import (
     CONTROL,
     HTTP,
     HTTPS,

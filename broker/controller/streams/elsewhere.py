@@ -16,11 +16,11 @@ from typing import Final
 
 import msgspec
 
-from shardmq.broker.controller.nodes.streams import RANGES, READER, NoStream
 from shardmq.broker.controller.streams.boards import Wanted, have_gone_on
 from shardmq.broker.controller.streams.stream_reader import FarWay, ReaderConnection, ReaderLost
 from shardmq.broker.controller.streams.tickets import Tickets
 from shardmq.cluster.records import Node
+from shardmq.cluster.streams import RANGES, READER, NoStream
 from shardmq.shardd.wire.board import Range
 from shardmq.shardd.wire.reader_protocol import Scan
 

@@ -1,0 +1,313 @@
+"""Shards with copies: `kill -9` of a whole node loses nothing that was confirmed.
+
+The queues of the node go on at another one, in order, and the node follows when it is back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.support.etcd import RealEtcd
+from tests.support.real_broker import RealBroker, wait_until
+from tests.support.real_cluster import RealCluster, api, connect, wait_for_nodes
+
+pytestmark = pytest.mark.broker
+QUEUES = 6
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+# The time to live of a lease, the time after which a silent member leaves the in-sync set, and what
+# a crowded machine adds to both.
+WITHOUT_CONFIRMS_S_MAX = 2 + 5 + 15
+CONFIRMS_MORE = 200
+OBJECTS = 12  # of each kind, so that one lies on each shard, almost for sure
+DELAY_MS = 20_000
+# Positions in streams are synced each second, and nobody waits for that.
+POSITIONS_LAST_S = 3.0
+# Python runs a module of this name at each start, if it finds one.
+PATCH_NAME = "sitecustomize.py"
+CONFIRMS_ALONE = """
+from shardmq.cluster.rules import Leader
+
+Leader._numbers = lambda self, nodes: ()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(real: RealEtcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
+    RealBroker.may_start = True
+    with RealCluster(tmp_path_factory.mktemp("copies"), real, replicas=2) as made:
+        wait_for_nodes(made.nodes[0], 3)
+        made.wait_for_copies()
+        yield made
+
+
+class Pump(threading.Thread):
+    """A publisher at one node, which goes on at another node when its own is gone.
+
+    confirmed: the numbers that were confirmed, by queue.
+    longest_s: the longest time without a confirm.
+    """
+
+    def __init__(self, nodes: list[RealBroker], queues: list[str]) -> None:
+        super().__init__(daemon=True)
+        self._nodes = nodes
+        self._ends = threading.Event()
+        self.confirmed: dict[str, list[int]] = {queue: [] for queue in queues}
+        self.count = 0
+        self.longest_s = 0.0
+        self._last = time.monotonic()
+
+    def run(self) -> None:
+        number, node, channel = 0, 0, None
+        queues = list(self.confirmed)
+        while not self._ends.is_set():
+            number += 1
+            queue = queues[number % len(queues)]
+            try:
+                channel = channel or _confirming(self._nodes[node % len(self._nodes)])
+                channel.basic_publish("", queue, b"%d" % number, PERSISTENT, mandatory=True)
+            except pika.exceptions.NackError:
+                continue
+            except (pika.exceptions.AMQPError, OSError):
+                channel = None
+                node += 1
+                time.sleep(0.05)
+                continue
+            self.confirmed[queue].append(number)
+            self.count += 1
+            now = time.monotonic()
+            self.longest_s, self._last = max(self.longest_s, now - self._last), now
+
+    def end(self) -> None:
+        self._ends.set()
+        self.join(60)
+        assert not self.is_alive()
+
+
+def _confirming(node: RealBroker) -> BlockingChannel:
+    channel = connect(node).channel()
+    channel.confirm_delivery()
+    return channel
+
+
+def all_of(node: RealBroker, queue: str) -> list[int]:
+    """Take all messages of a queue at a node."""
+    with connect(node) as connection:
+        channel, found = connection.channel(), []
+        while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+            found.append(int(got[2]))
+    return found
+
+
+def more_confirms(pumps: list[Pump]) -> None:
+    goals = [pump.count + CONFIRMS_MORE for pump in pumps]
+    wait_until(
+        lambda: all(pump.count >= goal for pump, goal in zip(pumps, goals, strict=True)),
+        "more confirms",
+    )
+
+
+def pumping(cluster: RealCluster, name: str) -> list[Pump]:
+    """Return publishers that have begun, one for each node."""
+    pumps = []
+    for first in range(3):
+        queues = [f"{name}-{first}-{index}" for index in range(QUEUES)]
+        with connect(cluster.nodes[first]) as client:
+            for queue in queues:
+                client.channel().queue_declare(queue, durable=True)
+        # The front door of the first node is gone for a while when the node is killed.
+        nodes = cluster.nodes[first:] + cluster.nodes[:first]
+        pumps.append(Pump(nodes, queues))
+    for pump in pumps:
+        pump.start()
+    more_confirms(pumps)
+    return pumps
+
+
+def check(cluster: RealCluster, pumps: list[Pump]) -> None:
+    """End the publishers: each message that was confirmed is there once, in order."""
+    for pump in pumps:
+        pump.end()
+    for pump in pumps:
+        for queue, confirmed in pump.confirmed.items():
+            found = all_of(cluster.nodes[0], queue)
+            assert set(confirmed) <= set(found)
+            assert found == sorted(set(found))
+
+
+def wait_for_others(cluster: RealCluster, lost: RealBroker) -> None:
+    """Wait until other nodes lead all shards."""
+    wait_until(
+        lambda: all(
+            cluster.named(record.leader) is not lost for record in cluster.copies().values()
+        ),
+        "other nodes to lead",
+    )
+
+
+def test_nodes_are_killed_one_after_the_other_and_nothing_confirmed_is_lost(
+    cluster: RealCluster, name: str
+) -> None:
+    pumps = pumping(cluster, name)
+    for turn in range(2):
+        leader = cluster.leader()
+        lost = leader if turn else cluster.others(leader)[0]
+        lost.kill_all()
+        wait_for_others(cluster, lost)
+        more_confirms(pumps)
+        lost.restart()
+        cluster.wait_for_copies()
+        more_confirms(pumps)
+    check(cluster, pumps)
+    for pump in pumps:
+        assert pump.longest_s < WITHOUT_CONFIRMS_S_MAX
+
+
+def test_a_node_that_stood_still_follows_those_who_lead_now(
+    cluster: RealCluster, name: str
+) -> None:
+    pumps = pumping(cluster, name)
+    leader = cluster.leader()
+    led = [record.leader for record in cluster.copies().values()]
+    others = cluster.others(leader)
+    lost = next((node for node in others if f"shardmq@{node.data_dir.name}" in led), leader)
+    pids = [lost.process.pid, *(child["pid"] for child in lost.status()["children"])]
+    for pid in filter(None, pids):
+        os.kill(pid, signal.SIGSTOP)
+    wait_for_others(cluster, lost)
+    for pid in filter(None, pids):
+        os.kill(pid, signal.SIGCONT)
+    cluster.wait_for_copies()
+    wait_for_nodes(leader, 3)
+    more_confirms(pumps)
+    check(cluster, pumps)
+
+
+def test_acks_offsets_delays_and_sequences_are_on_the_copies(
+    cluster: RealCluster, name: str
+) -> None:
+    """Whatever a shard keeps is there at the node that leads next, not only messages."""
+    lost = cluster.named(cluster.copies()[0].leader)
+    rest = cluster.others(lost)
+    with connect(rest[0]) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        for index in range(OBJECTS):
+            acked, stream, delayed = (f"{name}-{kind}-{index}" for kind in ("a", "s", "d"))
+            channel.queue_declare(acked, durable=True)
+            channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+            channel.queue_declare(delayed, durable=True)
+            inner = {"x-delayed-type": "fanout"}
+            channel.exchange_declare(delayed, "x-delayed-message", durable=True, arguments=inner)
+            channel.queue_bind(delayed, delayed)
+            for number in range(1, 7):
+                channel.basic_publish("", acked, b"%d" % number, sequenced(name, number))
+                channel.basic_publish("", stream, b"%d" % number, PERSISTENT)
+            later = pika.BasicProperties(delivery_mode=2, headers={"x-delay": DELAY_MS})
+            channel.basic_publish(delayed, "", b"1", later)
+            taking = client.channel()
+            taking.tx_select()
+            for _ in range(3):
+                method, _, _ = taking.basic_get(acked)
+                taking.basic_ack(method.delivery_tag)
+            taking.tx_commit()
+            taking.close()
+            assert read(client, stream, 4, "reader") == [1, 2, 3, 4]
+        rows = api(rest[0], "queues")
+    on_lost = {row["name"] for row in rows if row["node"] == f"shardmq@{lost.data_dir.name}"}
+    for kind in ("a", "s"):
+        assert any(f"{name}-{kind}-{index}" in on_lost for index in range(OBJECTS))
+    time.sleep(POSITIONS_LAST_S)
+    lost.kill_all()
+    wait_for_others(cluster, lost)
+    with connect(rest[1]) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        for index in range(OBJECTS):
+            acked, stream, delayed = (f"{name}-{kind}-{index}" for kind in ("a", "s", "d"))
+            for number in (5, 6, 7):
+                publish_at_last(channel, acked, b"%d" % number, sequenced(name, number))
+            assert all_of(rest[1], acked) == [4, 5, 6, 7]
+            assert read(client, stream, 2, "reader") == [5, 6]
+            wait_until(
+                lambda delayed=delayed: all_of(rest[1], delayed) == [1],  # type: ignore[misc]
+                "a delayed message",
+            )
+    lost.restart()
+    cluster.wait_for_copies()
+
+
+def sequenced(producer: str, number: int) -> pika.BasicProperties:
+    headers = {"x-producer-id": producer, "x-sequence": number}
+    return pika.BasicProperties(delivery_mode=2, headers=headers)
+
+
+def publish_at_last(
+    channel: BlockingChannel, queue: str, body: bytes, properties: pika.BasicProperties
+) -> None:
+    """Publish a message until it is confirmed."""
+    end = time.monotonic() + WITHOUT_CONFIRMS_S_MAX
+    while True:
+        try:
+            return channel.basic_publish("", queue, body, properties)
+        except pika.exceptions.NackError:
+            assert time.monotonic() < end
+
+
+def read(client: pika.BlockingConnection, stream: str, count: int, tag: str) -> list[int]:
+    """Read the next messages of a stream, from the position that a tag has."""
+    channel, found = client.channel(), []
+    channel.basic_qos(prefetch_count=1)
+    arguments = {"x-stream-automatic-offset-tracking": True, "x-stream-offset": "first"}
+
+    def take(_: object, method: pika.spec.Basic.Deliver, __: object, body: bytes) -> None:
+        if len(found) < count:
+            found.append(int(body))
+            channel.basic_ack(method.delivery_tag)
+
+    channel.basic_consume(stream, take, consumer_tag=tag, arguments=arguments)
+    wait_until(lambda: client.process_data_events(0.05) or len(found) == count, "rows")
+    channel.close()
+    return found
+
+
+@pytest.mark.parametrize("confirms_alone", [False, True])
+def test_a_confirm_says_that_a_follower_has_the_message(
+    own: RealEtcd, tmp_path: Path, *, confirms_alone: bool
+) -> None:
+    """A leader that confirms before its follower has synced loses messages, and this finds it."""
+    environment = {}
+    if confirms_alone:
+        (tmp_path / PATCH_NAME).write_text(CONFIRMS_ALONE)
+        path = os.environ.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{path}"
+    with RealCluster(tmp_path, own, 2, replicas=2, environment=environment) as cluster:
+        cluster.wait_for_copies()
+        first, second = cluster.nodes
+        with connect(first) as client:
+            for index in range(QUEUES):
+                client.channel().queue_declare(f"q{index}", durable=True)
+        queue = next(row["name"] for row in api(first, "queues") if row["shard"] == 0)
+        pump = Pump([first], [queue])
+        pump.start()
+        more_confirms([pump])
+        follower = second.pid("shard", 0)
+        os.kill(follower, signal.SIGSTOP)
+        time.sleep(1)  # less than it takes until the follower is out of the in-sync set
+        first.kill_all()
+        # What has reached the follower's host and not its disk is lost with the process.
+        os.kill(follower, signal.SIGKILL)
+        wait_until(lambda: cluster.copies()[0].leader == "shardmq@node-1", "the other node to lead")
+        wait_for_nodes(second, 1)
+        pump.end()
+        found = all_of(second, queue)
+        is_lost = not set(pump.confirmed[queue]) <= set(found)
+        assert is_lost == confirms_alone
