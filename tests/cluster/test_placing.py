@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from shardmq.supervisor.cli.app import app
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
-from tests.support.real_cluster import LOGIN, RealCluster, api, connect, wait_for_nodes
+from tests.support.real_cluster import RealCluster, api, connect, login, wait_for_nodes
 
 pytestmark = pytest.mark.broker
 
@@ -42,7 +42,7 @@ def put(node: RealBroker, path: str, body: Any) -> None:
     request = urllib.request.Request(
         f"http://{node.http}/api/{path}", json.dumps(body).encode(), method="PUT"
     )
-    request.add_header("Authorization", f"Basic {LOGIN}")
+    request.add_header("Authorization", f"Basic {login(node)}")
     with urllib.request.urlopen(request, timeout=60):
         pass
 
