@@ -242,6 +242,16 @@ class ShardLinks(LinksState):
         """Ask a shard, as ShardRequests does."""
         return self._requests.ask(shard, make)
 
+    def unless_away(
+        self, shard: int, answer: asyncio.Future[wire.Control]
+    ) -> asyncio.Future[wire.Control]:
+        """Return a future of the answer, or of an empty Done while a shard elsewhere is away."""
+        return self._requests.unless_away(shard, answer)
+
+    def went_away(self, shard: int) -> None:
+        """Let nobody wait for a shard that has gone, who need not."""
+        self._requests.away(shard)
+
     async def ask_in_epoch(self, shard: int, make: Make) -> tuple[int, wire.Control]:
         """Ask a shard; return the answer behind the epoch that gave it."""
         return await self._requests.ask_in_epoch(shard, make)
