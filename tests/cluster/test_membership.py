@@ -11,7 +11,6 @@ import pytest
 
 from shardmq.cluster.etcd import Etcd
 from shardmq.cluster.membership import (
-    SHARDS_MAX,
     UNCLAIMED,
     Claims,
     NoPlace,
@@ -21,7 +20,7 @@ from shardmq.cluster.membership import (
     write_place,
 )
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair, Put
-from shardmq.cluster.records import BadRecord, Copies, KeyNames, encoded
+from shardmq.cluster.records import SHARDS_MAX, BadRecord, Copies, KeyNames, encoded
 
 KEYS = KeyNames("tea")
 _clusters = itertools.count(1)
