@@ -100,11 +100,17 @@ def _confirming(node: RealBroker) -> BlockingChannel:
 
 
 def all_of(node: RealBroker, queue: str) -> list[int]:
-    """Take all messages of a queue at a node."""
+    """Take all messages of a queue, to which nobody publishes any more, at a node."""
+    found: list[int] = []
     with connect(node) as connection:
-        channel, found = connection.channel(), []
-        while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
-            found.append(int(got[2]))
+        channel = connection.channel()
+        count = channel.queue_declare(queue, passive=True).method.message_count
+        if count:
+            for _, _, body in channel.consume(queue, auto_ack=True):
+                found.append(int(body))
+                if len(found) == count:
+                    break
+            channel.cancel()
     return found
 
 
