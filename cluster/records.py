@@ -22,12 +22,16 @@ from shardmq.cluster.versions import Range, Versions
 
 CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NODES_MAX: Final = 255
+# The shards of all nodes. The packer of a front door keeps a bit for each in a word.
+SHARDS_MAX: Final = 64
 # The front doors of one node have the numbers from that of the node times this one on.
 DOORS_PER_NODE: Final = 256
 # How the names of the ports of shards begin in the record of a node; the number follows. At the
 # second one the node takes those who have copies, as long as it leads the shard.
 SHARD_PORT: Final = "shard-"
 COPIES_PORT: Final = "copies-"
+# The folder of the data directory that has the copies of shards of other nodes.
+COPIES_FOLDER: Final = "copies"
 
 # The versions of a node that says none.
 FIRST: Final = Versions(streams=Range(1, 1), wire=Range(2, 2), catalog=Range(1, 1))

@@ -136,7 +136,7 @@ class Seat:
         leader = self._leader
         if leader is None:
             return {}
-        return {"replicas_in_sync": len(leader.record.in_sync), "replica_lag_bytes": leader.lag()}
+        return {"replica_in_sync": len(leader.record.in_sync), "replica_lag_bytes": leader.lag()}
 
     # -- the thread of the copies ------------------------------------------------------------------
 

@@ -17,11 +17,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, inspect
 
-from shardmq.cluster.records import CLUSTER_NAME, DOORS_PER_NODE
+from shardmq.cluster.records import CLUSTER_NAME, DOORS_PER_NODE, SHARDS_MAX
 from shardmq.supervisor.nearest import did_you_mean
-
-SHARDS_MAX = 64
-FRONT_DOORS_MAX = DOORS_PER_NODE
 
 # The flags of a start that win over the settings file: the key and the help.
 FLAGS: Final[dict[str, tuple[str, str]]] = {
@@ -175,7 +172,7 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     """The number of front doors and the limits of connections, channels and messages."""
 
     # 0: the process of each shard is a front door, too.
-    count: Annotated[int, Meta(ge=0, le=FRONT_DOORS_MAX)] = 1
+    count: Annotated[int, Meta(ge=0, le=DOORS_PER_NODE)] = 1
     heartbeat_s: Annotated[int, Meta(ge=0, le=65535)] = 60
     frame_bytes_max: Annotated[int, Meta(ge=8192, le=16 << 20)] = 131072
     channels_max: Annotated[int, Meta(ge=1, le=65535)] = 2047

@@ -11,14 +11,12 @@ from typing import Any
 
 import msgspec
 
-from shardmq.cluster.records import DOORS_PER_NODE
+from shardmq.cluster.records import COPIES_FOLDER, DOORS_PER_NODE, SHARDS_MAX
 from shardmq.supervisor import modules
-from shardmq.supervisor.config import SHARDS_MAX, Settings
+from shardmq.supervisor.config import Settings
 
 # Connections that may wait at a listening socket until they are accepted.
 BACKLOG = 4096
-# The folder of the data directory with the copies of shards that are of other nodes.
-COPIES_FOLDER = "copies"
 # Stages are started in this order and drained in the reverse order.
 STAGES = ("controller", "shard", "front-door", "reader")
 
@@ -248,6 +246,7 @@ def children(
             **_without(settings.reader, "enabled"),
             "listen_fd": fd,
             "data_dir": settings.data_dir,
+            "shards": numbers,
         }
         module = "shardmq.shardd.reader"
         plans.append(ChildPlan("reader", 0, module, section, (fd,), needed=False, called_at=fd))

@@ -5,7 +5,8 @@ Without a cluster there is one node, whose name is NODE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from shardmq.broker.controller.node_facts import NodeFacts
@@ -51,11 +52,21 @@ class ClusterView:
         self._own_facts = own_facts
         self._nodes = {number: KnownNode(number, own, shards, True)}
         self._shards = dict.fromkeys(shards, self._nodes[number])
+        self._copies: Mapping[int, Collection[str]] = {}
         self._told: dict[str, NodeFacts] = {}
 
-    def know(self, nodes: Collection[KnownNode], in_sync: Collection[str] = ()) -> None:
-        """Take all nodes of the cluster. That of this controller is there, and alive."""
-        self.in_sync = in_sync
+    def know(
+        self,
+        nodes: Collection[KnownNode],
+        in_sync: Collection[str] = (),
+        copies: Mapping[int, Collection[str]] = MappingProxyType({}),
+    ) -> None:
+        """Take all nodes of the cluster. That of this controller is there, and alive.
+
+        in_sync: the names of the nodes that have all definitions.
+        copies: the names of the nodes that have all of a shard, for shards with copies.
+        """
+        self.in_sync, self._copies = in_sync, copies
         known = {self._own_number: self._nodes[self._own_number]}
         known |= {node.number: node for node in nodes}
         self.is_listed = any(node.number == self._own_number for node in nodes)
@@ -95,6 +106,10 @@ class ClusterView:
         """Return the number of the node that has a shard."""
         node = self._shards.get(shard)
         return self._own_number if node is None else node.number
+
+    def in_sync_of(self, shard: int) -> Collection[str]:
+        """Return the names of the nodes that have all of a shard."""
+        return self._copies.get(shard) or (self.of_shard(shard),)
 
     def of_owner(self, owner: str) -> str:
         """Return the name of the node that a connection is at, by the connection's owner."""

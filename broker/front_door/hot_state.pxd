@@ -80,7 +80,7 @@ cdef class AllotmentState:
     cdef public dict state
 
     cpdef bint use(self, int64_t count) except -1
-    cdef int place(self) except -1
+    cpdef int place(self) except -1
 
 
 cdef class ConsumingState:

@@ -293,7 +293,7 @@ cdef class AllotmentState:
     """The credit of the consumers at one shard: see `Allotment` in consume/credit.py."""
 
     cpdef bint use(self, int64_t count) except -1:
-        """Note deliveries as `Allotment.delivered` does; return whether the credit is used up."""
+        """Note deliveries; return whether the credit is used up."""
         cdef int64_t unused = self.allowed - self.used
         self.used += count
         if unused <= 0 or not self.limits:
@@ -306,8 +306,8 @@ cdef class AllotmentState:
         self.place()
         return True
 
-    cdef int place(self) except -1:
-        """Put the allotment into the list of its state, as `Allotment._place` does."""
+    cpdef int place(self) except -1:
+        """Put the allotment into the list of its state."""
         cdef LimitState home = <LimitState> self.limits[len(self.limits) - 1]
         cdef dict state
         if self.allowed > self.used:

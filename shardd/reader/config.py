@@ -12,6 +12,7 @@ class ReaderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: str
     runtime_dir: str
     listen_fd: Annotated[int, Meta(ge=0)]
+    shards: list[int]
     scans_max: Annotated[int, Meta(ge=1, le=64)] = 4
     bytes_per_s: Annotated[int, Meta(ge=0)] = 512 << 20  # no limit if 0
     log_level: str = "info"

@@ -59,7 +59,7 @@ _calls = msgspec.json.Decoder(Call)
 class Server:
     def __init__(self, config: ReaderConfig) -> None:
         self._config = config
-        self._streams = Streams(config.data_dir, config.runtime_dir)
+        self._streams = Streams(config.data_dir, config.runtime_dir, config.shards)
         self._turns = threading.BoundedSemaphore(config.scans_max)
         self._places = threading.BoundedSemaphore(config.scans_max + WAITING_MAX)
         self._publishing = threading.BoundedSemaphore(config.scans_max)

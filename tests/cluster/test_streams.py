@@ -19,11 +19,12 @@ from pyspark_shardmq.options import read_options
 from tests.support.certificates import Authority
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
-from tests.support.real_cluster import LOGIN, RealCluster, api, connect, wait_for_nodes
+from tests.support.real_cluster import RealCluster, api, connect, wait_for_nodes
 
 pa = pytest.importorskip("pyarrow")
 
 pytestmark = pytest.mark.broker
+LOGIN = b64encode(b"guest:guest").decode()
 ROWS = 300
 ROW_BYTES = 10_000  # so that a scan has several batches
 STREAM = {"x-queue-type": "stream"}

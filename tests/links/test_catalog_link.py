@@ -114,7 +114,6 @@ class Heard:
         self.closed: list[tuple[str, int, str]] = []
         self.passes: list[str] = []
         self.looks: list[tuple[str, int]] = []  # at what is not acknowledged
-        self.logins_changed = 0
         self.alarm, self.is_outlived = asyncio.Event(), asyncio.Event()
 
     def alarmed(self, reason: str) -> None:
@@ -136,7 +135,7 @@ class Heard:
         self.passes.append("ended")
 
     def logins_change(self) -> None:
-        self.logins_changed += 1
+        pass
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         self.changes.append(changes)

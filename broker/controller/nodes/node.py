@@ -180,7 +180,7 @@ class Node:
         if self._leader is not None:
             in_sync = [] if record is None else record.in_sync
             shards = nodes.shards()
-            self._leader.know(nodes.known(), in_sync)
+            self._leader.know(nodes.known(), in_sync, nodes.copies())
             self._leader.learn({each.number: shards[each.number] for each in near}, doors_of(near))
 
     def _understands(self, node: records.Node) -> bool:

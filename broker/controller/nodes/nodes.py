@@ -131,6 +131,10 @@ class Nodes:
             for node in self.nodes.values()
         }
 
+    def copies(self) -> dict[int, list[str]]:
+        """Return the names of the nodes that have all of a shard, for shards with copies."""
+        return {shard: sorted(record.in_sync) for shard, record in self._copies.items()}
+
     def address(self, name: str) -> Address | None:
         """Return where the controller of a node is reached; None if the node is not alive."""
         for node in self.nodes.values():

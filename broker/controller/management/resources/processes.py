@@ -56,9 +56,14 @@ def warnings(numbers: dict[str, float]) -> list[str]:
 
 
 def node_of_shard(context: Context, shard: int) -> dict[str, Any]:
-    """Return the field that names the node of a shard; there is none without a cluster."""
+    """Return the fields that name the nodes of a shard; there are none without a cluster.
+
+    `in_sync` are the nodes that have all of the shard.
+    """
     cluster = context.cluster
-    return {"node": cluster.of_shard(shard)} if cluster.is_cluster else {}
+    if not cluster.is_cluster:
+        return {}
+    return {"node": cluster.of_shard(shard), "in_sync": list(cluster.in_sync_of(shard))}
 
 
 async def shards(call: Call) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import * as format from "../format.js";
 import * as history from "../history.js";
 import { to } from "../router.js";
 import { listTable, plainTable } from "../table.js";
-import { badge, empty, facts, nodeColumn, nodeFact, queueLink, section, state } from "../widgets.js";
+import { badge, empty, facts, nodeColumn, nodeFact, nodeLink, queueLink, section, state } from "../widgets.js";
 
 const EVERY_MS = 5_000;
 const COLUMNS_MAX = 90;
@@ -102,6 +102,7 @@ export function shard(page, number) {
     update(about, facts([
       ["State", stateOf(found)],
       nodeFact(found),
+      ["All of it is on", (found.in_sync ?? []).length > 1 ? found.in_sync.map((name, i) => [i ? ", " : null, nodeLink(name)]) : null],
       ["Queues", format.count(found.queues)],
       ["PID", found.pid],
       ["Memory", format.bytes(found.rss_bytes)],
