@@ -29,7 +29,15 @@ from shardmq.cluster.operations import CopiedDirectory, OperationLog
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
 from shardmq.cluster.record_store import EtcdRecord, RecordAway
 from shardmq.cluster.record_store import decoded as record_of
-from shardmq.cluster.records import COPIES_PORT, BadRecord, KeyNames, Node, decoded, number_in
+from shardmq.cluster.records import (
+    COPIES_PORT,
+    BadRecord,
+    Copies,
+    KeyNames,
+    Node,
+    decoded,
+    number_in,
+)
 from shardmq.cluster.replicated_files import Deposed, ReplicatedFiles
 from shardmq.cluster.rules import Record, Settings
 from shardmq.cluster.secret import tls_context
@@ -89,6 +97,7 @@ class Seat:
         self._nodes: dict[int, Node] = {}
         self._record: Record | None = None
         self._revision = 0
+        self._count = 1  # of the nodes that have a copy or are to have one
         self._follower: FollowerOfCopies | None = None
         self._leader: LeaderOfCopies | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -217,6 +226,7 @@ class Seat:
             self._settings,
             waits=notify.watchdog,
         )
+        self._leader.copies_are(self._count)
         self.files = self._leader.replicated
         self._tell()
         return await self._leader.run()
@@ -254,6 +264,8 @@ class Seat:
             self._record, self._revision = None, news.mod_revision
             if isinstance(news, Pair):
                 self._record = record_of(news)
+        elif news.key == self._keys.shard(self._shard) and isinstance(news, Pair):
+            self._count = len(decoded(news.key, news.value, Copies).members)
         elif news.key.startswith(self._keys.nodes):
             number = number_in(news.key)
             self._nodes.pop(number, None)
@@ -266,6 +278,8 @@ class Seat:
         for copies in (self._follower, self._leader):
             if copies is not None:
                 copies.recorded(record, self._revision)
+        if self._leader is not None:
+            self._leader.copies_are(self._count)
         if record is None or self._follower is None:
             return
         if record.leader != self._copies.node:

@@ -86,13 +86,19 @@ class Member:
         data_dir: The data directory, which keeps the place of the node.
         shards: The number of shards that the node is to have.
         held: The numbers of the shards whose directories there are.
+        replicas: On how many nodes the messages of a shard are to be.
 
     Raises:
         ConfigError: A setting is wrong, or the directory is that of another node or cluster.
     """
 
     def __init__(
-        self, settings: Cluster, data_dir: Path, shards: int, held: Collection[int]
+        self,
+        settings: Cluster,
+        data_dir: Path,
+        shards: int,
+        held: Collection[int],
+        replicas: int,
     ) -> None:
         self.name = node_name(settings)
         self.address = own_address(settings)
@@ -100,6 +106,7 @@ class Member:
         self._data_dir = data_dir
         self._shards = max(shards, len(held))
         self._held = held
+        self.replicas = replicas
         from shardmq.cluster.etcd import Etcd, Tls  # only a node of a cluster needs it
 
         try:
@@ -140,7 +147,7 @@ class Member:
                 await claims.secret(self._keys.fingerprint)
                 place = await claims.number(self.place)
                 place = await claims.shards(place, self._shards, self._held)
-                own, seats = await claims.copied(place, self._settings.replicas)
+                own, seats = await claims.copied(place, self.replicas)
                 break
             except EtcdAway as error:
                 text = f"waits for etcd: {error}"
@@ -190,7 +197,7 @@ class Member:
         copies = {
             "cluster": place.cluster,
             "node": self.name,
-            "min_in_sync": settings.least_in_sync,
+            "min_in_sync": settings.min_in_sync,
             "keys": msgspec.to_builtins(keys),
             "etcd": etcd,
         }
@@ -268,7 +275,7 @@ class Member:
             taken: Called with each shard that this node is to have a copy of, at least once.
         """
         names, number = KeyNames(self._settings.name), self.place.number
-        seats = Seats(names, number, self._settings.replicas)
+        seats = Seats(names, number, self.replicas)
         while True:
             try:
                 async with aclosing(self._etcd.watch(names.all)) as watch:

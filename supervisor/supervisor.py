@@ -44,6 +44,7 @@ from shardmq.supervisor.plan import (
     ClusterPlan,
     children,
     copies_refused,
+    replicas_wanted,
     shard_count,
 )
 from shardmq.supervisor.reload import SETTABLE, flat, reloaded
@@ -194,7 +195,8 @@ class Supervisor:
         held = self._data.shards()
         if self.settings.cluster.name:
             count = max(shard_count(self.settings, self._cores), len(held))
-            self._member = Member(self.settings.cluster, self._data.path, count, held)
+            replicas = replicas_wanted(self.settings)
+            self._member = Member(self.settings.cluster, self._data.path, count, held, replicas)
             host = self._member.address
             return listen(self.settings, systemd.sockets(), self._cores, host, count)
         # With fewer shards than the directory holds, some queues would be out of reach.
@@ -291,7 +293,7 @@ class Supervisor:
                     log.error("the ready line cannot be written: %s", error)
                 self._is_ready = True
                 systemd.tell("READY=1", f"STATUS={self.ready_line()}")
-                if self._member is not None and self.settings.cluster.replicas > 1:
+                if self._member is not None and self._member.replicas > 1:
                     taking = self._member.take_seats(partial(self._take_seat, self._member))
                     self._background.append(asyncio.create_task(taking))
                 await self._ending.wait()
