@@ -11,6 +11,8 @@ from shardmq.broker.controller.requests import (
     Closed,
     CutOff,
     Drained,
+    Move,
+    MoveOn,
     OwnerGone,
     Pause,
     Removal,
@@ -30,6 +32,8 @@ AnyAsk = (
     | Removal
     | OwnerGone
     | Pause
+    | Move
+    | MoveOn
     | Drained
     | Restore
     | CutOff

@@ -22,6 +22,7 @@ from shardmq.broker.controller.cluster_view import ClusterView, KnownNode
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
+from shardmq.broker.controller.moving.mover import Moves
 from shardmq.broker.controller.node_facts import facts_of
 from shardmq.broker.controller.nodes.facts import FactsTold
 from shardmq.broker.controller.nodes.streams import (
@@ -146,6 +147,7 @@ class Controller:
         self.resharding = Resharding(
             self.authority.catalog, self.authority, self.shards, self.links
         )
+        self.moves = Moves(self.authority.catalog, self.authority, self.shards, self.links)
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges()
         self.ended_streams = EndedStreams(self.streams, lambda: self.config)
@@ -180,6 +182,7 @@ class Controller:
             )
         )
         resharded = asyncio.create_task(self.resharding.run())
+        moved = asyncio.create_task(self.moves.run())
         self._is_up = True
         notify.ready()
         give_back()
@@ -192,6 +195,7 @@ class Controller:
         watchdog.cancel()
         drained.cancel()
         resharded.cancel()
+        moved.cancel()
         self.memberships.stop()
         self._is_up = False
         if self._http is not None:
@@ -409,6 +413,7 @@ async def start_http(controller: Controller) -> Servers | None:
         controller.memberships.groups,
         controller.memory,
         resharding=controller.resharding.progress,
+        moves=controller.moves.progress,
         ended=controller.ended_streams,
         spans=controller.spans,
     )

@@ -152,6 +152,22 @@ class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cuts: tuple[Cut, ...] = ()
 
 
+# The step of a move. BEGUN: consumers are at the new place. PASSING: messages go there. SHUT:
+# publishers wait for a moment. CALLED_OFF: the queue is back at the place that it had.
+BEGUN, PASSING, SHUT, CALLED_OFF = range(1, 5)
+
+
+class Moving(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The other life of a queue that moves from one shard to another.
+
+    id, shard: the life that the move leaves; with CALLED_OFF, the life that was to be.
+    """
+
+    id: int
+    shard: int
+    step: int
+
+
 class QueuePut(Change, tag="queue+", frozen=True):
     """Add or replace a queue.
 
@@ -170,6 +186,24 @@ class QueuePut(Change, tag="queue+", frozen=True):
     arguments: dict[str, Any] = {}
     part: ShardOf | None = None
     paused: bool = False  # the queue takes messages and gives none
+    moving: Moving | None = None
+
+
+def other_life(queue: QueuePut) -> QueuePut:
+    """Return the other life of a queue that moves, with the arguments of the queue."""
+    assert queue.moving is not None
+    return msgspec.structs.replace(queue, id=queue.moving.id, shard=queue.moving.shard)
+
+
+def lives(queue: QueuePut) -> list[QueuePut]:
+    """Return the queue as each shard knows it that has messages of it, the older ones first."""
+    return [queue] if queue.moving is None else [other_life(queue), queue]
+
+
+def taking(queue: QueuePut) -> QueuePut:
+    """Return the life of a queue to which its messages are published."""
+    is_new = queue.moving is None or queue.moving.step == CALLED_OFF
+    return queue if is_new else other_life(queue)
 
 
 class QueueDelete(Change, tag="queue-", frozen=True):

@@ -112,6 +112,8 @@ class Backlog(BacklogState):
             for priority, part in self._by_priority(entries).items():
                 self.levels[priority].push_many(part)
         self.limits = limits
+        if limits.leaving:
+            self.facts = None  # the records have them
         if limits.held != (self.held_back is not None):
             held_back, self.held_back = self.held_back, HeldBack() if limits.held else None
             # Messages that were kept back become ready, behind the others of their priority.
@@ -161,6 +163,11 @@ class Backlog(BacklogState):
                 held_back.add(0, entries)
                 return False
         size = arrival.body_bytes - lost_bytes
+        if self.limits.leaving:
+            self.levels[0].push_many(arrival.entries)
+            self.ready_count += len(arrival.entries)
+            self.ready_bytes += size
+            return False
         if held_back is not None:
             held_back.bytes += size
         else:
@@ -334,6 +341,11 @@ class Backlog(BacklogState):
             while (count := excess(self)) > 0:
                 level = self.first_level()
                 self.drop_head(level, level.peek(min(count, STEP_MESSAGES)), MAXLEN)
+
+    def drop_moved(self, head: array[int]) -> None:
+        """Forget the first messages: the life of the queue on another shard has them."""
+        self._take_head(self.levels[0], head)
+        self.forget(head)
 
     def drop_head(self, level: Ready, head: array[int], reason: str) -> None:
         """Let go of the first messages of a ready list, which are `head`."""

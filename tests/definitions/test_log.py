@@ -21,9 +21,11 @@ from shardmq.broker.controller.stored.definitions import DEAD_RECORDS_MAX, Defin
 from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
+    PASSING,
     AnyChange,
     BindingPut,
     ExchangePut,
+    Moving,
     ParameterPut,
     PermissionPut,
     QueueDelete,
@@ -92,6 +94,7 @@ def test_a_log_torn_at_any_byte_keeps_what_was_whole_before(tmp_path: Path) -> N
     changes: list[AnyChange] = [
         ExchangePut("/", "e", "topic", arguments={"alternate-exchange": "f"}),
         QueuePut("/", "q", 1, 1),
+        QueuePut("/", "moved", 7, 0, moving=Moving(6, 1, PASSING)),
         BindingPut("/", "e", "queue", "q", "a.#", {"x": 1}),
         QueueDelete("/", "q"),
     ]

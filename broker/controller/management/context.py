@@ -19,6 +19,7 @@ from shardmq.broker.controller.management.metrics.stats_collector import StatsCo
 from shardmq.broker.controller.management.responses.long_responses import LongResponses
 from shardmq.broker.controller.management.responses.sorted_queues import SortedQueues
 from shardmq.broker.controller.memory import MemoryWatch
+from shardmq.broker.controller.moving.mover import MoveProgress
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.peers.shard_links import ShardLinks
@@ -55,6 +56,8 @@ class Context:
     spans: SpanExport | None = None  # None: no spans are made
     # Changes of the number of shards under way, by vhost and exchange.
     resharding: Mapping[tuple[str, str], ReshardProgress] = field(default_factory=dict)
+    # Moves of queues to other shards, by vhost and queue.
+    moves: Mapping[tuple[str, str], MoveProgress] = field(default_factory=dict)
     imports: Imports = field(default_factory=Imports)
     http_connections: HttpConnections = field(default_factory=HttpConnections)
     long_responses: LongResponses = field(default_factory=LongResponses)

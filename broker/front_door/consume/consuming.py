@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from pamqp import commands
@@ -49,6 +49,9 @@ from shardmq.broker.shared import reading
 from shardmq.shardd.wire import messages as wire
 
 log = logging.getLogger("shardmq.broker.front_door.consume.consuming")
+
+# A consumer that is being attached while its queue moves follows when its client has been told.
+FOLLOW_AGAIN_S = 0.02
 
 
 class Consuming:
@@ -241,19 +244,61 @@ class Consuming:
         `lost` is called with the number of each whose queue went while the shard was away: its new
         process says so.
         """
-
-        def resumed(number: int, answer: asyncio.Future[wire.Control]) -> None:
-            if not answer.cancelled() and (error := answer.exception()) is not None:
-                log.info("a consumer was not attached again: %s", error)
-                lost(number)
-
         self.crediting.lose(shard, self.consumers.values())
         for consumer in self.consumers.values():
             # One that was taken away meanwhile is asked for too: its shard opens an allotment.
             asked = consumer.attaching is not None and not consumer.attaching.done()
             if consumer.shard == shard and (consumer.is_wanted or (asked and consumer.group)):
                 self.crediting.attach(consumer)
-        self._attaching.attach_again(shard, resumed)
+        self._attaching.attach_again(
+            shard, lambda number, answer: _attached_again(number, lost, answer)
+        )
+
+    # -- queues that move to another shard -------------------------------------------------------
+
+    def follow(self, queues: Iterable[QueuePut], lost: Callable[[int], None]) -> None:
+        """Attach the consumers of these queues where the queues are now, under the same tags.
+
+        What they hold stays with the shard that gave it, until it is settled or the shard has taken
+        it back. `lost` is called with the number of each whose queue went meanwhile.
+        """
+        moved = {queue.moving.id: queue for queue in queues if queue.moving is not None}
+        if moved:
+            for consumer in [*self.consumers.values()]:
+                if (queue := moved.get(consumer.queue_id)) is not None and consumer.is_wanted:
+                    self._follow(consumer, queue, lost)
+
+    def _follow(self, consumer: Consumer, queue: QueuePut, lost: Callable[[int], None]) -> None:
+        channel = consumer.channel
+        if channel.consumers.get(consumer.tag) is not consumer:
+            return  # cancelled, or moved already
+        if not consumer.attached:  # who asked has not been told yet
+            asyncio.get_running_loop().call_later(
+                FOLLOW_AGAIN_S, self._follow, consumer, queue, lost
+            )
+            return
+        moved = Consumer(channel, self._attaching.next_number(), consumer.tag)
+        moved.queue_id, moved.queue_name, moved.shard = queue.id, queue.name, queue.shard
+        moved.auto_delete, moved.nowait = consumer.auto_delete, consumer.nowait
+        moved.no_ack, moved.exclusive = consumer.no_ack, consumer.exclusive
+        moved.priority, moved.affinity = consumer.priority, consumer.affinity
+        moved.prefetch = consumer.prefetch
+        moved.announced = moved.attached = True
+        channel.consumers[moved.tag] = self.consumers[moved.number] = moved
+        consumer.attached = consumer.auto_delete = False
+        channel.cancelled.append(consumer)
+        self._attaching.detach(consumer).add_done_callback(partial(self._left, consumer))
+        self._attaching.attach(moved, resumed=True).add_done_callback(
+            partial(_attached_again, moved.number, lost)
+        )
+
+    def _left(self, consumer: Consumer, answer: asyncio.Future[wire.Control]) -> None:
+        """Forget a consumer that went on at another shard, unless it holds something."""
+        if not answer.cancelled():
+            answer.exception()
+        self.crediting.close(consumer)
+        if consumer.channel.is_open:
+            self._release_idle(consumer.channel)
 
     # -- the limit of a channel ------------------------------------------------------------------
 
@@ -263,6 +308,14 @@ class Consuming:
         This is basic.qos with global set.
         """
         self.crediting.change_limit(channel, limit)
+
+
+def _attached_again(
+    number: int, lost: Callable[[int], None], answer: asyncio.Future[wire.Control]
+) -> None:
+    if not answer.cancelled() and (error := answer.exception()) is not None:
+        log.info("a consumer was not attached again: %s", error)
+        lost(number)
 
 
 def check_consume(

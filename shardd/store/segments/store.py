@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from shardmq.shardd.lending import Lender, LentMessages
 from shardmq.shardd.store.damage import Damage
@@ -37,6 +37,7 @@ from shardmq.shardd.store.open_segment import RENEW_BYTES, SETTLED_BYTES_MAX, Se
 from shardmq.shardd.store.segments import producers, recovery, returns
 from shardmq.shardd.store.segments.appending import Appender
 from shardmq.shardd.store.segments.compaction import ReclaimJob
+from shardmq.shardd.store.segments.letters import Letters
 from shardmq.shardd.store.segments.merging import Merging
 from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_AT_ONCE
 from shardmq.shardd.store.segments.recovery import Progress
@@ -82,6 +83,7 @@ class SegmentStore(SegmentStoreState):
         self._counters = segments.counters
         self._producers = segments.producers
         self._returns = segments.returns
+        self._letters: Letters | None = None  # None until a queue leaves
         self._waited_long: list[Segment] = []  # segments that had lent bodies at the last own_lent
         self._settled = segments.settled
         # Without a call between.
@@ -426,6 +428,20 @@ class SegmentStore(SegmentStoreState):
 
     def times_returned(self, queue_id: int, entry: int) -> int:
         return self._returns.of(queue_id, entry)
+
+    def set_returns(self, queue_id: int, entries: array[int], times: Sequence[int]) -> None:
+        """Note how often each of these messages was returned to the queue."""
+        self._returns.put(queue_id, entries, times)
+
+    def letters(self, entries: array[int], to: int, bytes_max: int) -> tuple[bytes, int]:
+        """Return records of the queue `to` with messages that leave: see `Letters.records`."""
+        if self._letters is None:
+            self._letters = Letters(self._segments, self._retrieval)
+        return self._letters.records(entries, to, bytes_max)
+
+    def has_producers(self, queue_id: int) -> bool:
+        """Return whether the store knows how far producers have come in this queue."""
+        return self._producers.has(queue_id)
 
     def flush(self) -> None:
         """Hand to the operating system what is only in this process's memory."""
