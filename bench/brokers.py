@@ -14,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 import machine
@@ -35,11 +36,15 @@ AMQP_PORT = 5672
 
 @contextmanager
 def own_broker(
-    data_parent: Path | None, python: str = sys.executable, flags: Sequence[str] = ()
+    data_parent: Path | None,
+    python: str = sys.executable,
+    flags: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Target]:
     """Run this broker on a fresh data directory below `data_parent`.
 
-    The disk of `data_parent` is the disk that is measured. `flags` are added to the start command.
+    The disk of `data_parent` is the disk that is measured. `flags` are added to the start command,
+    and `variables` to its environment.
     """
     with tempfile.TemporaryDirectory(prefix="bench-", dir=data_parent) as directory:
         log = Path(directory) / "log"
@@ -54,7 +59,12 @@ def own_broker(
         command += ["--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", *flags]
         with log.open("w") as errors:
             process = subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+                command,
+                cwd=ROOT,
+                env={**os.environ, **variables},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
             )
         try:
             line = ready_line(process, log)

@@ -37,15 +37,23 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A broker to measure. Without a pid there are rates and latencies, but no CPU and memory."""
+    """A broker to measure. Without a pid there are rates and latencies, but no CPU and memory.
+
+    pid: its topmost process. other_pids: those of other hosts whose work counts, too.
+    http: HOST:PORT of the HTTP API, where it is known.
+    options: what the generator is told besides the options of a scenario.
+    """
 
     name: str
     url: str
     pid: int | None = None
-    http: str = ""  # HOST:PORT of the HTTP API, where it is known
+    http: str = ""
+    other_pids: tuple[int, ...] = ()
+    options: tuple[str, ...] = ()
 
     def processes(self) -> list[int]:
-        return machine.tree(self.pid) if self.pid else []
+        pids = (self.pid, *self.other_pids) if self.pid else self.other_pids
+        return [process for pid in pids for process in machine.tree(pid)]
 
 
 @dataclass(slots=True)
@@ -90,7 +98,7 @@ def measure(
 def started(
     target: Target, options: list[str], seconds_max: float
 ) -> Iterator[subprocess.Popen[str]]:
-    command = [str(GENERATOR), "--json", "--marks", *options]
+    command = [str(GENERATOR), "--json", "--marks", *options, *target.options]
     # Other users can read a command line, and the URL holds the password.
     process = subprocess.Popen(
         command,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import charts
+from clusters import model
 from load.families import BY_NAME, SIZES
 from load.scenarios import Bar, Scenario
 
@@ -271,6 +272,7 @@ def page(outcome: dict[str, Any], drawn: dict[str, str]) -> str:
         "Above 1, a ratio says that this broker is ahead.",
         table(outcome),
         bars_line(outcome),
+        model(outcome["scenarios"]),
         "## What was done",
     ]
     measured = [name for name in outcome["scenarios"] if name in BY_NAME]

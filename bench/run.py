@@ -27,8 +27,9 @@ from typing import Any
 import machine
 import report
 from brokers import OWN_NAME, ROOT, own_broker, port_of, server_properties, supervisor_of
+from clusters import model, nodes_and_alone
 from generator import OVERTIME_S_MAX, Figures, RunFailed, Target, build_generator, measure
-from load.families import BY_NAME, FAMILIES
+from load.families import ALONE, BY_NAME, ELSEWHERE, FAMILIES
 from load.scenarios import SCENARIOS, SMOKE, Scenario
 from recovery import anew, recovered, recovered_own
 
@@ -59,6 +60,8 @@ def main() -> int:
         print(report.progress(scenario, taken), file=sys.stderr, flush=True)
     print(report.table(outcome))
     print(f"\n{report.bars_line(outcome)}")
+    if lines := model(outcome["scenarios"]):
+        print(f"\n{lines}")
     if not arguments.no_files:
         print(f"\nwritten to {', '.join(map(str, [path, *report.write(outcome, path)]))}")
     return (
@@ -213,6 +216,8 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
     found: dict[str, dict[str, Any]] = {}
     if scenario.kind == "recovery":
         return run_recovery(arguments, scenario)
+    if scenario.in_cluster:
+        return run_in_cluster(arguments, scenario)
     rounds = [1] * arguments.runs if scenario.kind == "memory" else [arguments.runs]
     for runs in rounds:
         with own(arguments, scenario.flags) as itself:
@@ -226,6 +231,20 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
                 )
                 run_once(target, scenario, arguments, taken)
     return with_medians(arguments, found)
+
+
+def run_in_cluster(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
+    """Run on a node that has the queue, alone, and on a node whose queue is elsewhere, by turns."""
+    found: dict[str, dict[str, Any]] = {}
+    with nodes_and_alone(arguments.data) as targets:
+        for turn in range(arguments.runs):
+            for target in targets if turn % 2 == 0 else reversed(targets):
+                taken = found.setdefault(
+                    target.name, {"runs": [], "failures": [], "load_average": []}
+                )
+                run_once(target, scenario, arguments, taken)
+    in_order = {name: found[name] for name in (OWN_NAME, ALONE, ELSEWHERE)}
+    return with_medians(arguments, in_order)
 
 
 def run_recovery(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:

@@ -51,6 +51,7 @@ from shardmq.cluster.pairs import (
     Pair,
     Put,
 )
+from shardmq.cluster.settings import EtcdSettings
 
 ATTEMPT_S: Final = 1.5  # for an endpoint to accept a connection, or to answer a question
 CALL_S: Final = 5.0  # for a call at all endpoints
@@ -662,3 +663,13 @@ class Etcd:
         self._cluster_id = answer.header.cluster_id
         self.heard_at = time.monotonic()
         return answer
+
+
+def client(settings: EtcdSettings) -> Etcd:
+    """Return the client that the settings mean. Raises ValueError."""
+    return Etcd(
+        settings.endpoints,
+        user=settings.user,
+        password=settings.password,
+        tls=Tls(settings.ca, settings.cert, settings.key),
+    )

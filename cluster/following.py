@@ -38,6 +38,9 @@ from shardmq.cluster.rules import (
 from shardmq.shardd.store.files import Files, read_if_there, replace_file
 
 FRAMES_WAITING_MAX: Final = 16
+# Each process of a node is a life. Their numbers count quarters of a second since 2025.
+LIFE_NS: Final = 250_000_000
+LIVES_BEGAN_NS: Final = 1_735_689_600 * 1_000_000_000
 
 R = TypeVar("R")
 
@@ -56,6 +59,11 @@ class NotLeading(Exception):
 
 
 Connect = Callable[[str], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+def new_life() -> int:
+    """Return the number of a process that starts now. It is higher than that of the one before."""
+    return (time.time_ns() - LIVES_BEGAN_NS) // LIFE_NS
 
 
 class HeldFile:

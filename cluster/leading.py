@@ -70,6 +70,7 @@ class LeaderOfCopies:
     lead: the effect with which the follower ended.
     operations: the operations that the follower had.
     files, root, belongs: the disk, the directory of the copy, and which paths are part of it.
+    waits: called each second by a thread whose sync waits for other nodes.
     catch_up_bytes_s: how fast pieces of files are sent to a follower that is compared.
 
     replicated: the `Files` to write to, from other threads.
@@ -87,6 +88,7 @@ class LeaderOfCopies:
         belongs: Belongs = lambda path: True,
         settings: Settings | None = None,
         catch_up_bytes_s: int = CATCH_UP_BYTES_S,
+        waits: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -99,7 +101,7 @@ class LeaderOfCopies:
             node, life, lead.record, lead.revision, lead.base, self._settings, clock()
         )
         operations.begin_term(lead.record.term, lead.base is not None)
-        self._confirmations = Confirmations()
+        self._confirmations = Confirmations(waits)
         self._news: deque[tuple[int, bool]] = deque()  # number of a sync, and whether it is done
         self._is_woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,6 +129,10 @@ class LeaderOfCopies:
     @property
     def confirmed(self) -> int:
         return self._rules.confirmed
+
+    def lag(self) -> int:
+        """Return how many bytes the in-sync nodes have at most not answered yet."""
+        return self._operations.bytes_after(Position(self._rules.term, self._rules.confirmed))
 
     # -- the life ----------------------------------------------------------------------------------
 

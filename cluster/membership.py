@@ -18,7 +18,17 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from shardmq.cluster.pairs import Compare, Get, Listing, Operation, Outcome, Put
+from shardmq.cluster.pairs import (
+    Changes,
+    Compare,
+    Delete,
+    Get,
+    Listing,
+    Operation,
+    Outcome,
+    Pair,
+    Put,
+)
 from shardmq.cluster.records import (
     NODES_MAX,
     BadRecord,
@@ -192,6 +202,42 @@ class Claims:
             )
         return msgspec.structs.replace(place, shards=sorted(own))
 
+    async def copied(self, place: Place, replicas: int) -> tuple[list[int], list[int]]:
+        """Return which shards of a place have copies, or are to, and of which others it has copies.
+
+        A shard that has copies has them for good, also if `replicas` is 1 now.
+        """
+        there = {number_in(pair.key) for pair in (await self._etcd.range(self._keys.copies)).pairs}
+        own = [shard for shard in place.shards if shard in there or replicas > 1]
+        seats = [
+            number_in(pair.key)
+            for pair in (await self._etcd.range(self._keys.shards)).pairs
+            if _is_seat(place.number, decoded(pair.key, pair.value, Copies))
+        ]
+        return own, sorted(seats)
+
+    async def take_seat(self, shard: int, node: int, claim: Copies, revision: int) -> None:
+        """Make a node a member of a shard, unless the claim has another revision by now."""
+        key = self._keys.shard(shard)
+        record = msgspec.structs.replace(claim, members=[*claim.members, node])
+        put = Put(key, encoded(record))
+        await self._etcd.transact([Compare(key, mod_revision=revision)], [put])
+
+    async def forget(self, number: int) -> None:
+        """Remove the claims of a node that is gone for good. Raises NoPlace if the node lives."""
+        listing = await self._etcd.range(self._keys.shards)
+        own = [
+            pair
+            for pair in listing.pairs
+            if decoded(pair.key, pair.value, Copies).members == [number]
+        ]
+        absent = Compare(self._keys.node(number), create_revision=0)
+        same = [Compare(pair.key, mod_revision=pair.mod_revision) for pair in own]
+        gone = [Delete(key) for key in (f"{self._members}{number}", *(pair.key for pair in own))]
+        outcome = await self._etcd.transact([absent, *same], gone)
+        if not outcome.succeeded:
+            raise NoPlace(f"node {number} lives, or its claims have just changed")
+
     async def _create_shard(self, shard: int, node: int) -> bool:
         record = Copies(term=1, leader=node, in_sync=[node], members=[node])
         return await self._create(self._keys.shard(shard), encoded(record))
@@ -200,6 +246,66 @@ class Claims:
         """Create a pair; return False if the key is there."""
         outcome = await self._etcd.transact([Compare(key, create_revision=0)], [Put(key, value)])
         return outcome.succeeded
+
+
+def _is_seat(node: int, claim: Copies) -> bool:
+    return node in claim.members and node != claim.leader
+
+
+class Seats:
+    """What a node knows of the shards with copies, by which it finds the one to take a copy of.
+
+    Shards take the next nodes that are alive. The order begins behind the home of the shard, and
+    goes on by one for each shard, so that the copies of one node lie on several.
+    """
+
+    def __init__(self, keys: KeyNames, node: int, replicas: int) -> None:
+        self._keys = keys
+        self._node = node
+        self._replicas = replicas
+        self._alive: set[int] = set()
+        self._led: set[int] = set()  # shards that have a leader by the rules of copies
+        self._claims: dict[int, tuple[Copies, int]] = {}  # with their revisions
+
+    def take(self, news: Listing | Changes) -> None:
+        """Take what etcd has, or what has changed. Raises BadRecord."""
+        if isinstance(news, Listing):
+            self._alive.clear()
+            self._led.clear()
+            self._claims.clear()
+        for each in news.pairs if isinstance(news, Listing) else news.changes:
+            is_there = isinstance(each, Pair)
+            for prefix, known in ((self._keys.nodes, self._alive), (self._keys.copies, self._led)):
+                if each.key.startswith(prefix):
+                    (known.add if is_there else known.discard)(number_in(each.key))
+            if each.key.startswith(self._keys.shards):
+                shard = number_in(each.key)
+                self._claims.pop(shard, None)
+                if isinstance(each, Pair):
+                    claim = decoded(each.key, each.value, Copies)
+                    self._claims[shard] = claim, each.mod_revision
+
+    def taken(self) -> set[int]:
+        """Return the shards of other nodes that this node has, or is to have, a copy of."""
+        return {shard for shard, (claim, _) in self._claims.items() if _is_seat(self._node, claim)}
+
+    def wanted(self) -> list[tuple[int, Copies, int]]:
+        """Return the shards that this node is to take a copy of, with claim and revision."""
+        return [
+            (shard, claim, revision)
+            for shard, (claim, revision) in sorted(self._claims.items())
+            if shard in self._led and self._node in self._next(shard, claim)
+        ]
+
+    def _next(self, shard: int, claim: Copies) -> list[int]:
+        """Return the nodes that are to take a copy of a shard."""
+        missing = max(0, self._replicas - len(claim.members))
+        others = sorted(
+            self._alive.difference(claim.members),
+            key=lambda node: (node - claim.leader) % NODES_MAX,
+        )
+        first = shard % len(others) if others else 0
+        return [*others[first:], *others[:first]][:missing]
 
 
 def member_of(key: str, value: bytes) -> Member:

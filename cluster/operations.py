@@ -145,6 +145,14 @@ class OperationLog:
                 size += OPERATION_BYTES + len(numbered.operation.data)
             return found
 
+    def bytes_after(self, position: Position) -> int:
+        """Return the size of the operations after a position, as far as they are there."""
+        with self._lock:
+            start = bisect_right(
+                self._operations, position, self._first, key=lambda numbered: numbered.at
+            )
+            return sum(len(each.operation.data) for each in self._operations[start:])
+
 
 def walk(files: Files, root: str, belongs: Belongs) -> Iterator[tuple[str, bool]]:
     """Yield each path below a directory that belongs to the copy, and whether it is a directory.

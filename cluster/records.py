@@ -1,7 +1,8 @@
 """The keys of a cluster in etcd, and the values at them, which are JSON.
 
     /shardmq/NAME/nodes/ID      Node     ends with the lease of the node's supervisor
-    /shardmq/NAME/shards/N      Copies   changed by transactions on its revision only
+    /shardmq/NAME/shards/N      Copies   the claim of a shard: its home, and the nodes with copies
+    /shardmq/NAME/copies/N      Record   of `rules`: who leads a shard that has copies
     /shardmq/NAME/controller    Leader   changed by transactions on its revision only
     /shardmq/NAME/joins/ID      Join     a member that is catching up
 
@@ -21,8 +22,10 @@ CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NODES_MAX: Final = 255
 # The front doors of one node have the numbers from that of the node times this one on.
 DOORS_PER_NODE: Final = 256
-# How the names of the ports of shards begin in the record of a node; the number follows.
+# How the names of the ports of shards begin in the record of a node; the number follows. At the
+# second one the node takes those who have copies, as long as it leads the shard.
 SHARD_PORT: Final = "shard-"
+COPIES_PORT: Final = "copies-"
 
 NodeNumber = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Count = Annotated[int, Meta(ge=0)]
@@ -43,6 +46,7 @@ class KeyNames:
         self.all = f"/shardmq/{cluster}/"
         self.nodes = f"{self.all}nodes/"
         self.shards = f"{self.all}shards/"
+        self.copies = f"{self.all}copies/"
         self.joins = f"{self.all}joins/"
         self.controller = f"{self.all}controller"
 
@@ -53,6 +57,10 @@ class KeyNames:
     def shard(self, number: int) -> str:
         """Return the key of a shard."""
         return f"{self.shards}{number}"
+
+    def copies_of(self, number: int) -> str:
+        """Return the key of the record of a shard that has copies."""
+        return f"{self.copies}{number}"
 
     def join(self, number: int) -> str:
         """Return the key of a node that is catching up."""
@@ -85,9 +93,10 @@ class Node(Struct, frozen=True):
 
 
 class Copies(Struct, frozen=True):
-    """The leader of a shard, its term, the nodes that have all of it, and those that are to.
+    """The claim of a shard by its home, the node with the number `leader`.
 
-    The numbers are those of nodes. The leader is in the in-sync set, and the set among the members.
+    members: the numbers of the nodes that have, or are to have, a copy, the home among them. Who
+        leads a shard with copies says the record at `copies/N`.
     """
 
     term: Count

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shardmq.cluster.operations import (
     PIECE_BYTES,
@@ -26,6 +26,8 @@ from shardmq.cluster.operations import (
 from shardmq.cluster.rules import Position
 from shardmq.shardd.store.files import Files
 
+WAITS_EACH_S: Final = 1.0
+
 
 class Deposed(Exception):
     """The process leads no more: nothing is confirmed, and it has to end."""
@@ -34,7 +36,9 @@ class Deposed(Exception):
 class Confirmations:
     """Up to which number syncs are confirmed. Any thread may wait, and one tells."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Callable[[], None] = lambda: None) -> None:
+        """Begin with nothing confirmed. `waits` is called each second by a thread that waits."""
+        self._waits = waits
         self._confirmed = 0
         self._deposed = ""
         self._changed = threading.Condition()
@@ -55,7 +59,8 @@ class Confirmations:
             while self._confirmed < number:
                 if self._deposed:
                     raise Deposed(self._deposed)
-                self._changed.wait()
+                if not self._changed.wait(WAITS_EACH_S):
+                    self._waits()
 
 
 class SyncNews(NamedTuple):

@@ -40,6 +40,11 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """A text by which nodes see in etcd that they have the same secret."""
         return hashlib.sha256(self.certificate.encode()).hexdigest().encode()
 
+    @property
+    def ticket_key(self) -> bytes:
+        """The key by which a node signs what another node is to do for a client."""
+        return hashlib.sha256(b"tickets of " + self.key.encode()).digest()
+
 
 def keys_of(secret: str, cluster: str) -> Keys:
     """Return the keys that belong to a secret in the cluster of this name."""

@@ -4,6 +4,10 @@ A `Broker` holds at most one connection and belongs to one thread. Troubles that
 connection that breaks, a shard that restarts, too many scans at once) are tried again, `retries`
 times in a row; each wait is twice the last one, up to RETRY_WAIT_MAX_S. A scan that was cut off
 goes on behind the last row it gave. Every other trouble is an error at once.
+
+In a cluster the node that is asked for rows sends the scan to the node that has them (307). A
+connection of its own goes there for one scan. Only nodes that the asked node lists are believed,
+and they get no password: the URL says what may be read.
 """
 
 from __future__ import annotations
@@ -111,6 +115,7 @@ class Broker:
         self._settings = connection
         self._at = 0  # counts addresses: after each failed connection the next URL is used
         self._http: http.client.HTTPConnection | None = None
+        self._nodes: frozenset[str] = frozenset()  # URLs of the nodes that scans may be sent to
 
     def close(self) -> None:
         if self._http is not None:
@@ -261,9 +266,7 @@ class Broker:
         ]
         query += [("filter", text) for text in filters]
         is_complete = False
-        with self._answer(
-            "GET", self._path("streams", one.queue, str(one.shard), "arrow"), query
-        ) as answer:
+        with self._rows(one, query) as answer:
             _check_scan(one, at, answer)
             try:
                 for batch, told in pa.ipc.open_stream(
@@ -282,6 +285,36 @@ class Broker:
             finally:
                 if not is_complete:
                     self.close()
+
+    @contextmanager
+    def _rows(self, one: Range, query: list[tuple[str, str]]) -> Iterator[http.client.HTTPResponse]:
+        """Yield the answer to a scan, of the node that was asked or of the one it sends us to."""
+        path = self._path("streams", one.queue, str(one.shard), "arrow")
+        with self._answer("GET", path, query) as answer:
+            if answer.status != 307:
+                yield answer
+                return
+            _read(answer)
+        url, target = _divided(answer.getheader("Location", ""))
+        if url not in self._nodes:
+            found = self._json_once("GET", self._path("streams", one.queue), {})
+            self._nodes = frozenset(url for urls in found.get("nodes", {}).values() for url in urls)
+        if url not in self._nodes or urlsplit(url).scheme != urlsplit(self._url()).scheme:
+            raise BrokerError(
+                f"{self._url()} sends a scan to {url}, which is no node that it lists: not followed"
+            )
+        connection = self._connection_to(url)
+        try:
+            try:
+                connection.request("GET", target)
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException) as broken:
+                raise _failure(url, broken) from None
+            if answer.status in (401, 404):  # the ticket is too old, or the node starts
+                raise Transient(f"{url} does not know what it was to give: {answer.status}")
+            yield answer
+        finally:
+            connection.close()
 
     # -- rows in -----------------------------------------------------------------------------------
 
@@ -370,15 +403,16 @@ class Broker:
 
     def _connected(self) -> http.client.HTTPConnection:
         if self._http is None:
-            parts = urlsplit(self._url())
-            kind = (
-                http.client.HTTPSConnection
-                if parts.scheme == "https"
-                else http.client.HTTPConnection
-            )
-            assert parts.hostname is not None
-            self._http = kind(parts.hostname, parts.port, timeout=self._settings.timeout_ms / 1000)
+            self._http = self._connection_to(self._url())
         return self._http
+
+    def _connection_to(self, url: str) -> http.client.HTTPConnection:
+        parts = urlsplit(url)
+        kind = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
+        assert parts.hostname is not None
+        return kind(parts.hostname, parts.port, timeout=self._settings.timeout_ms / 1000)
 
     def _with_retries(self, ask: Any) -> Any:
         failures = 0
@@ -429,6 +463,13 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
     except (OSError, http.client.HTTPException) as broken:
         raise Transient(f"an answer was cut off: {broken!r}") from None
     return text
+
+
+def _divided(location: str) -> tuple[str, str]:
+    """Return a location as the URL of a server and the target of a request to it."""
+    scheme, _, rest = location.partition("://")
+    server, slash, target = rest.partition("/")
+    return f"{scheme}://{server}", slash + target
 
 
 def _json_object(text: bytes) -> dict[str, Any]:

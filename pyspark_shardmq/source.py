@@ -49,7 +49,11 @@ TASK_ROWS_MIN = 1000
 
 @dataclass
 class Task(InputPartition):
-    """The ranges that one task reads, in order."""
+    """The ranges that one task reads, in order.
+
+    Spark 4.3 does not let a partition of a Python data source name the hosts that it prefers, so a
+    task may run far from the node that has its rows.
+    """
 
     ranges: tuple[Range, ...]
 

@@ -10,7 +10,27 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shardmq.cluster.secret import Keys
+from shardmq.cluster.settings import EtcdSettings
 from shardmq.shardd.wire.session import SessionKeys
+
+
+class CopiesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The part of this node in the copies of a shard.
+
+    node: the name of this node in the cluster.
+    fd: the TCP socket at which nodes with copies are let in, with `keys`, when this node leads.
+    founds: this node is the home of the shard: it may begin to lead a shard that nobody has led.
+    min_in_sync: with fewer nodes that have all, nothing is confirmed.
+    """
+
+    cluster: str
+    node: str
+    fd: int
+    founds: bool
+    min_in_sync: Annotated[int, Meta(ge=1)] = 1
+    keys: Keys
+    etcd: EtcdSettings
 
 
 class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,6 +52,8 @@ class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # In a cluster: the TCP socket at which peers on other nodes are let in, and the keys they have.
     session_fd: int = -1
     session_keys: SessionKeys | None = None
+    # None: no other node has copies of this shard.
+    copies: CopiesConfig | None = None
 
 
 def read(text: str) -> ShardConfig:

@@ -12,6 +12,11 @@ def shard_directory(data_dir: str, shard: int) -> str:
     return f"{data_dir}/shard-{shard:02d}"
 
 
+def held_path(directory: str) -> str:
+    """Return the file beside the directory of a shard that says of which store it is a copy."""
+    return f"{directory}.copy"
+
+
 def vhost_directory(directory: str, vhost: str) -> str:
     """Return the directory of a vhost; `directory` is the one of the shard."""
     return f"{directory}/{sha1(vhost.encode()).hexdigest()}"

@@ -16,7 +16,7 @@ from shardmq.shardd.damage_log import log_damage, log_later_damage
 from shardmq.shardd.directories import stream_directory, vhost_directory
 from shardmq.shardd.disk import Calls, WatchedFiles
 from shardmq.shardd.remover import Remover
-from shardmq.shardd.store.files import OsFiles
+from shardmq.shardd.store.files import Files, OsFiles
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.store.streams import StreamCache, StreamLog
 from shardmq.shardd.store.streams.queue_log import QueueLog, QueueRange, Ranges
@@ -35,12 +35,17 @@ class DiskHome:
     """The files of a shard: a directory for each vhost, named by the hash of the vhost's name."""
 
     def __init__(
-        self, directory: str, config: ShardConfig, calls: Calls, ranges: Ranges | None = None
+        self,
+        directory: str,
+        config: ShardConfig,
+        calls: Calls,
+        ranges: Ranges | None = None,
+        files: Files | None = None,
     ) -> None:
         self._directory = directory
         self._config = config
         self._syncs = config.durability == "fsync"
-        self._files = WatchedFiles(OsFiles(), calls)
+        self._files = WatchedFiles(files or OsFiles(), calls)
         self._streams = StreamCache(self._files)
         self._ranges = ranges
         self._remover = Remover(self._files)

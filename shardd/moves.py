@@ -15,12 +15,14 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple
 
 from shardmq.shardd.peers import Peer
 from shardmq.shardd.queues import Queue
-from shardmq.shardd.queues.entry import PLACE, REDELIVERED
+from shardmq.shardd.queues.entry import ENDLESS, PLACE, REDELIVERED
 from shardmq.shardd.queues.order import marked
+from shardmq.shardd.queues.store import bytes_of
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import Serving
 from shardmq.shardd.store.format.record import Arrival
@@ -80,7 +82,7 @@ class Moves:
             return
         self._catch_up(queue, now)
         if recall.at_once:
-            queue.recall(now)
+            _recall(queue)
             self._registry.wake(queue)
         peer.tell(m.Done(recall.request, queue.backlog.unacked_count))
 
@@ -93,6 +95,9 @@ class Moves:
         self._end_batch(queue, take)
         backlog = queue.backlog
         entries = backlog.levels[0].peek(BATCH_MESSAGES)
+        given = self._given.get(queue.id)
+        if given is not None and given[:2] == (take.mover, take.number) and given.until:
+            del entries[_count_until(entries, given.until) :]
         records, count = b"", 0
         if entries:
             records, count = _store_of(queue).letters(entries, take.to, BATCH_BYTES)
@@ -133,8 +138,14 @@ class Moves:
         head = level.peek(BATCH_MESSAGES)
         del head[_count_until(head, until) :]
         if head:
-            backlog.drop_moved(head)
+            backlog.purge_first(len(head))
             self._registry.store_changed(queue)
+
+    def on_ask(self, peer: Peer, asked: m.AskLetters, now: int) -> None:
+        if self._queues.get(asked.queue) is None:
+            peer.tell(m.Refused(asked.request, 404, "gone"))
+        else:
+            peer.tell(m.LastLetters(asked.request, *self._taken.get(asked.queue, (0, 0))))
 
     def on_put(self, peer: Peer, put: m.PutLetters, now: int) -> None:
         queue = self._queues.get(put.queue)
@@ -189,6 +200,22 @@ class Moves:
 
 def _store_of(queue: Queue) -> Store:
     return queue.store  # type: ignore[return-value] # queues were made with our Store
+
+
+def _recall(queue: Queue) -> None:
+    """Make all messages ready again that are handed out or rest, without counting the return.
+
+    A late ack of such a message is no error.
+    """
+    backlog = queue.backlog
+    if backlog.resting is not None:
+        entries, size = backlog.resting.take_all()
+        backlog.resting = None
+        backlog.taken_back(len(entries), size)
+        backlog.put_back(array("Q", sorted(entries)), size)
+    taken = array("Q", sorted(chain(*queue.dispatch.take_until(queue, ENDLESS - 1))))
+    if taken:
+        backlog.put_back(marked(taken), bytes_of(queue.store, taken))
 
 
 def _count_until(head: array[int], until: int) -> int:

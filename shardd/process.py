@@ -1,19 +1,22 @@
 """Run a shard as the whole of a process: a plain blocking loop around a Server.
 
 Without work the process sleeps in epoll until a message, the end of a sync, a signal, the end of
-the supervisor, or the next timer.
+the supervisor, or the next timer. A shard with copies on other nodes follows first (seat.py): it
+has a Server from the moment on in which this node leads.
 """
 
 from __future__ import annotations
 
 import logging
+import select
 import sys
 
 from shardmq.shardd.config import ShardConfig, read
-from shardmq.shardd.server import SWITCH_INTERVAL_S, Server
+from shardmq.shardd.server import FAILED, SWITCH_INTERVAL_S, TICK_MS, Copied, Server
 from shardmq.shardd.signals import Signals
 from shardmq.shardd.wire.memory import keep_warm
 from shardmq.supervisor import notify
+from shardmq.supervisor.logs import set_level
 
 log = logging.getLogger("shardmq.shardd.process")
 
@@ -21,12 +24,51 @@ log = logging.getLogger("shardmq.shardd.process")
 def run(config: ShardConfig) -> int:
     """Run a shard until it is drained or fails; return the exit status.
 
-    The status is 0 after a drain, 1 if the disk or the shard itself failed, and 2 if a later
-    version wrote the files.
+    The status is 0 after a drain, 1 if the disk or the shard itself failed, 2 if a later version
+    wrote the files, and DEPOSED if another node leads the shard, which this one did.
     """
     keep_warm()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    server, signals, lifeline = Server(config, notify.ready), Signals(), notify.lifeline_fd()
+    signals = Signals()
+    if config.copies is None:
+        return _serve(config, signals, None)
+    from shardmq.shardd.seat import Seat  # with asyncio and a client for etcd
+
+    seat = Seat(config, config.copies)
+    seat.start()
+    config = _follow(config, signals, seat)
+    if seat.files is not None and not seat.over:
+        return _serve(config, signals, seat)
+    seat.stop()
+    return FAILED if seat.failure is not None else 0
+
+
+def _follow(config: ShardConfig, signals: Signals, seat: Copied) -> ShardConfig:
+    """Return when this node leads, or has to end; return the settings as they are then."""
+    lifeline, poll = notify.lifeline_fd(), select.poll()
+    for fd in (signals.fd, seat.fd, *(() if lifeline is None else (lifeline,))):
+        poll.register(fd, select.POLLIN)
+    is_ready = False
+    while seat.files is None and not seat.over:
+        ready = {fd for fd, _ in poll.poll(TICK_MS)}
+        notify.watchdog()
+        seat.look()
+        is_reload = signals.fd in ready and signals.take()
+        if is_reload and (section := notify.new_section()) is not None:
+            config = read(section)
+            set_level(config.log_level)
+        if signals.stop or lifeline in ready:
+            notify.stopping()
+            break
+        if seat.is_settled and not is_ready:
+            is_ready = True
+            notify.ready()
+            notify.status("has a copy, another node leads")
+    return config
+
+
+def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
+    server, lifeline = Server(config, notify.ready, seat=seat), notify.lifeline_fd()
     orphaned = False
 
     def signalled() -> None:
@@ -41,14 +83,28 @@ def run(config: ShardConfig) -> int:
     server.watch(signals.fd, signalled)
     if lifeline is not None:
         server.watch(lifeline, lost_supervisor)
+    if seat is not None:
+        server.watch(seat.fd, seat.look)
     status = 0
     try:
         server.begin()
-        while not signals.stop and not orphaned:
+        while not signals.stop and not orphaned and not (seat is not None and seat.over):
             server.turn(server.links.wait(server.wait_ms()))
-        notify.stopping()
-        server.drain()
+        if seat is not None and seat.over:
+            status = FAILED if seat.failure is not None else notify.DEPOSED
+        else:
+            notify.stopping()
+            server.drain()
     except Exception as error:
-        status = server.break_off(error)
+        if seat is not None and seat.is_deposed(error):
+            status = notify.DEPOSED
+        else:
+            status = server.break_off(error)
+    if status == notify.DEPOSED:
+        log.warning("another node leads this shard")
     server.close()
+    if seat is not None:
+        if status == 0:
+            seat.hand_over()
+        seat.stop()
     return status

@@ -14,6 +14,7 @@ import resource
 import select
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from shardmq.shardd.config import ShardConfig
 from shardmq.shardd.directories import shard_directory
@@ -22,7 +23,7 @@ from shardmq.shardd.disk_home import DiskHome
 from shardmq.shardd.links import Links
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
-from shardmq.shardd.store.files import is_full
+from shardmq.shardd.store.files import Files, is_full
 from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire import short_ways
@@ -52,6 +53,23 @@ FAILED, REFUSED = 1, 2
 LAST_SYNC_S = 5.0
 
 
+class Copied(Protocol):
+    """The seat of a shard with copies on other nodes; `seat.Seat` explains the members."""
+
+    fd: int
+    is_settled: bool
+    over: str
+    failure: BaseException | None
+
+    @property
+    def files(self) -> Files | None: ...
+    def look(self) -> None: ...
+    def hand_over(self) -> None: ...
+    def stop(self) -> None: ...
+    def is_deposed(self, error: BaseException | None) -> bool: ...
+    def numbers(self) -> dict[str, float]: ...
+
+
 class Server:
     """A shard with its files, links and threads.
 
@@ -59,14 +77,21 @@ class Server:
     one. In the end it calls `drain`, or `break_off` if some call raised, and `close`.
 
     `on_ready` is called when all queues are known, with the messages that they still have. `alone`
-    says that nobody else uses the thread of the loop, so that it may wait for a quick disk.
+    says that nobody else uses the thread of the loop, so that it may wait for a quick disk. `seat`
+    leads, if other nodes have copies of the shard.
     """
 
     def __init__(
-        self, config: ShardConfig, on_ready: Callable[[], None], *, alone: bool = True
+        self,
+        config: ShardConfig,
+        on_ready: Callable[[], None],
+        *,
+        alone: bool = True,
+        seat: Copied | None = None,
     ) -> None:
         self.config = config
-        self._alone = alone
+        self._alone = alone and seat is None
+        self._seat = seat
         self._on_ready = on_ready
         self._is_ready = False
         self._directory = shard_directory(config.data_dir, config.shard)
@@ -80,7 +105,8 @@ class Server:
         )
         self._status = "starting"
         self._gaps = Gaps(gaps_path(config.runtime_dir, config.shard))
-        self._home = DiskHome(self._directory, config, self._calls, self._board)
+        files = None if seat is None else seat.files
+        self._home = DiskHome(self._directory, config, self._calls, self._board, files)
         self.shard = Shard(
             config.shard,
             int.from_bytes(os.urandom(4), "little") >> 1 | 1,
@@ -311,6 +337,7 @@ class Server:
             **self.links.stats(),
             **self._home.recovery(),
             **self._threads.messages.took_us.report("sync_us"),
+            **(self._seat.numbers() if self._seat is not None else {}),
         }
 
 

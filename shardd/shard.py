@@ -156,6 +156,7 @@ class Shard:
             m.Recall: self._moves.on_recall,
             m.TakeLetters: self._moves.on_take,
             m.PutLetters: self._moves.on_put,
+            m.AskLetters: self._moves.on_ask,
             m.Purge: requests.on_purge,
             m.DeadLettersPublished: requests.on_dead_letters_published,
             m.DedupAsk: requests.on_dedup_ask,

@@ -29,8 +29,8 @@ NAME: Final = "VERSION"
 # tells that program so.
 VERSION: Final = 1
 HEAD: Final = struct.Struct("<8sII")
-# The levels of directories below the data directory: a shard, a vhost, a stream.
-LEVELS_MAX: Final = 3
+# The levels of directories below the data directory: copies, a shard, a vhost, a stream.
+LEVELS_MAX: Final = 4
 SHOWN_MAX: Final = 60  # The number of characters of a wrong value in an error text.
 NOT_READ: Final = ("lost.", "damaged.", "gone.")
 _POLYNOMIAL: Final = 0x82F63B78  # The polynomial of crc32c, reflected.

@@ -12,7 +12,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+from contextlib import aclosing
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -21,12 +22,19 @@ from urllib.parse import urlsplit
 import msgspec
 
 from shardmq.cluster.lease import Lease
-from shardmq.cluster.membership import Claims, NoPlace, Place, read_place, write_place
+from shardmq.cluster.membership import Claims, NoPlace, Seats, read_place, write_place
 from shardmq.cluster.pairs import EtcdAway, EtcdRefused
-from shardmq.cluster.records import SHARD_PORT, BadRecord, KeyNames, Node, encoded
+from shardmq.cluster.records import (
+    COPIES_PORT,
+    SHARD_PORT,
+    BadRecord,
+    KeyNames,
+    Node,
+    encoded,
+)
 from shardmq.cluster.secret import keys_of
 from shardmq.supervisor.config import Cluster, ConfigError
-from shardmq.supervisor.plan import ClusterPlan
+from shardmq.supervisor.plan import ClusterPlan, SeatPlan
 from shardmq.supervisor.sockets import Sockets
 
 AGAIN_S: Final = 1.0
@@ -104,11 +112,18 @@ class Member:
             raise ConfigError(f"cluster: {error}") from None
         except (ValueError, OSError) as error:
             raise ConfigError(f"cluster.etcd: {error}") from None
+        # The shards that have copies here, those of this node first: the socket for those who have
+        # copies, too, and the one for peers on other nodes, unless it is that of a shard.
+        self._seats: dict[int, tuple[socket.socket, socket.socket | None]] = {}
+        self._claims = Claims(self._etcd, settings.name)
         self._lease = Lease(self._etcd, settings.node_timeout_s, _lease_changed)
         self._holding: asyncio.Task[None] | None = None
+        self._incarnation = time.time_ns() // 1_000_000
 
-    async def join(self, tell: Callable[[str], None]) -> Place:
-        """Claim the number of the node and of its shards, and return them.
+    async def join(self, tell: Callable[[str], None]) -> list[int]:
+        """Claim the number of the node and of its shards, and note them in `place`.
+
+        Returns the shards that have copies here, those of this node first.
 
         Args:
             tell: Called with a text while etcd does not answer.
@@ -116,13 +131,14 @@ class Member:
         Raises:
             ConfigError: The node cannot be of this cluster.
         """
-        claims = Claims(self._etcd, self._settings.name)
+        claims = self._claims
         self._keys = await asyncio.to_thread(keys_of, self._settings.secret, self._settings.name)
         while True:
             try:
                 await claims.secret(self._keys.fingerprint)
                 place = await claims.number(self.place)
                 place = await claims.shards(place, self._shards, self._held)
+                own, seats = await claims.copied(place, self._settings.replicas)
                 break
             except EtcdAway as error:
                 text = f"waits for etcd: {error}"
@@ -137,17 +153,28 @@ class Member:
             await asyncio.to_thread(write_place, self._data_dir, place)
             self.place = place
         log.info("node %d of cluster '%s', shards %s", place.number, place.cluster, place.shards)
-        return place
+        return own + seats
 
-    def node(self, place: Place, listening: Sequence[socket.socket]) -> ClusterPlan:
-        """Return what the children need to know.
+    def open_seat(self, shard: int, sockets: Sockets) -> None:
+        """Open the sockets of a shard that has copies here. Raises ConfigError."""
+        port = self._settings.port
+        copies = sockets.open_for_nodes(self.address, port)
+        is_home = shard in self.place.shards
+        self._seats[shard] = copies, None if is_home else sockets.open_for_nodes(self.address, port)
 
-        Args:
-            place: The place of this node.
-            listening: The sockets for other nodes: that of the controller, then one for each shard.
-        """
-        first, *others = listening
+    def node(self, sockets: Sockets) -> ClusterPlan:
+        """Return what the children need to know."""
+        place = self.place
+        first, *others = self._listening(sockets)
         settings, keys = self._settings, self._keys
+        etcd = {
+            "endpoints": settings.endpoints,
+            "user": settings.etcd_user,
+            "password": settings.etcd_password,
+            "ca": settings.etcd_ca,
+            "cert": settings.etcd_cert,
+            "key": settings.etcd_key,
+        }
         controller = {
             "name": place.cluster,
             "node": self.name,
@@ -156,14 +183,14 @@ class Member:
             "host": self.address,
             "port": first.getsockname()[1],
             "keys": msgspec.to_builtins(keys),
-            "etcd": {
-                "endpoints": settings.endpoints,
-                "user": settings.etcd_user,
-                "password": settings.etcd_password,
-                "ca": settings.etcd_ca,
-                "cert": settings.etcd_cert,
-                "key": settings.etcd_key,
-            },
+            "etcd": etcd,
+        }
+        copies = {
+            "cluster": place.cluster,
+            "node": self.name,
+            "min_in_sync": settings.least_in_sync,
+            "keys": msgspec.to_builtins(keys),
+            "etcd": etcd,
         }
         return ClusterPlan(
             node=place.number,
@@ -172,14 +199,27 @@ class Member:
             keys={"public": keys.curve_public, "secret": keys.curve_secret},
             controller=controller,
             fd=first.fileno(),
+            seats=tuple(
+                SeatPlan(shard, copies.fileno(), -1 if session is None else session.fileno())
+                for shard, (copies, session) in self._seats.items()
+            ),
+            copies=copies,
         )
 
+    def _listening(self, sockets: Sockets) -> list[socket.socket]:
+        """Return the socket of the controller, and one for each shard of this node."""
+        return sockets.cluster[: 1 + len(self.place.shards)]
+
     def announce(self, sockets: Sockets) -> None:
-        """Say in etcd that this node lives, from now on until `leave`."""
-        first, *others = sockets.cluster
+        """Say in etcd that this node lives and where, from now on until `leave`."""
+        first, *others = self._listening(sockets)
         ports = {"cluster": first.getsockname()[1]}
         for shard, sock in zip(self.place.shards, others, strict=True):
             ports[f"{SHARD_PORT}{shard}"] = sock.getsockname()[1]
+        for shard, (copies, session) in self._seats.items():
+            ports[f"{COPIES_PORT}{shard}"] = copies.getsockname()[1]
+            if session is not None:
+                ports[f"{SHARD_PORT}{shard}"] = session.getsockname()[1]
         for protocol, where in sockets.addresses().items():
             ports[protocol] = int(where.rpartition(":")[2])
         node = Node(
@@ -189,11 +229,33 @@ class Member:
             ports=ports,
             version=version(),
             cores=len(os.sched_getaffinity(0)),
-            incarnation=time.time_ns() // 1_000_000,
+            incarnation=self._incarnation,
             front_doors=len(sockets.amqp),
         )
         self._lease.put(KeyNames(self._settings.name).node(node.number), encoded(node))
-        self._holding = asyncio.create_task(self._lease.hold())
+        if self._holding is None:
+            self._holding = asyncio.create_task(self._lease.hold())
+
+    async def take_seats(self, taken: Callable[[int], None]) -> None:
+        """Take copies of shards of other nodes, as long as these have fewer than `replicas`.
+
+        Args:
+            taken: Called with each shard that this node is to have a copy of, at least once.
+        """
+        names, number = KeyNames(self._settings.name), self.place.number
+        seats = Seats(names, number, self._settings.replicas)
+        while True:
+            try:
+                async with aclosing(self._etcd.watch(names.all)) as watch:
+                    async for news in watch:
+                        seats.take(news)
+                        for shard in sorted(seats.taken() - self._seats.keys()):
+                            taken(shard)
+                        for shard, claim, revision in seats.wanted():
+                            await self._claims.take_seat(shard, number, claim, revision)
+            except (EtcdAway, EtcdRefused, BadRecord) as error:
+                log.warning("no copies are taken for now: %s", error)
+                await asyncio.sleep(AGAIN_S)
 
     async def leave(self) -> None:
         """End the lease, so that the other nodes need not wait for its end."""

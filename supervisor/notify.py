@@ -29,6 +29,9 @@ DATAGRAM_BYTES_MAX = 4096
 SECTION_BYTES_MAX = 128 << 10
 WATCHDOG_INTERVAL_S = 1.0
 
+# The exit status of a process that has to play another role in a cluster: it is started again.
+DEPOSED = 3
+
 _last_watchdog = 0.0
 
 

@@ -17,6 +17,8 @@ from shardmq.supervisor.config import SHARDS_MAX, Settings
 
 # Connections that may wait at a listening socket until they are accepted.
 BACKLOG = 4096
+# The folder of the data directory with the copies of shards that are of other nodes.
+COPIES_FOLDER = "copies"
 # Stages are started in this order and drained in the reverse order.
 STAGES = ("controller", "shard", "front-door", "reader")
 
@@ -39,13 +41,28 @@ class Listening:
 
 
 @dataclass(frozen=True)
+class SeatPlan:
+    """A copy of a shard on this node, which leads the shard or follows.
+
+    `copies_fd` is the TCP socket at which the nodes that follow are let in. At `session_fd` peers
+    on other nodes are let in; -1: that of `ClusterPlan.session_fds`, because the node is the home.
+    """
+
+    shard: int
+    copies_fd: int
+    session_fd: int = -1
+
+
+@dataclass(frozen=True)
 class ClusterPlan:
     """The part that this node has in a cluster.
 
     `node` is its number, and `shards` are the numbers of its shards. `session_fds` has the TCP
     socket of each of them, at which peers on other nodes are let in, and `keys` the section
     `session_keys` of all children (shardd/wire/session.py). `controller` is the section `cluster`
-    of the controller, and `fd` the TCP socket at which other controllers reach it.
+    of the controller, and `fd` the TCP socket at which other controllers reach it. `seats` has the
+    shards with copies, first those that are of this node, and `copies` the part of their sections
+    that is the same for all.
     """
 
     node: int
@@ -54,6 +71,8 @@ class ClusterPlan:
     keys: dict[str, Any]
     controller: dict[str, Any] | None = None
     fd: int = -1
+    seats: tuple[SeatPlan, ...] = ()
+    copies: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +109,15 @@ def shard_count(settings: Settings, cores: int) -> int:
 def front_door_count(settings: Settings, cores: int) -> int:
     """Return the number of front doors, in processes of their own or in those of the shards."""
     return settings.front_doors.count or shard_count(settings, cores)
+
+
+def copies_refused(settings: Settings) -> str:
+    """Return why shards cannot have copies with these settings; "" if they can."""
+    if settings.shards.durability != "fsync":
+        return "cluster.replicas: shards have copies only with shards.durability = 'fsync'"
+    if settings.front_doors.count == 0:
+        return "cluster.replicas: shards have copies only with front_doors.count above 0"
+    return ""
 
 
 def children(
@@ -180,17 +208,18 @@ def children(
         module, fds = "shardmq.broker.front_door", plain + secure
         plan = ChildPlan("front-door", index, module, section, fds, front_door=index)
         front_doors.append(plan)
+    seats = {} if cluster is None else {seat.shard: seat for seat in cluster.seats}
+    for_shards = {**for_all, **_without(settings.shards, "count")}
     for index, number in enumerate(numbers):
-        section = {
-            **for_all,
-            **_without(settings.shards, "count"),
-            "data_dir": settings.data_dir,
-            "shard": number,
-        }
+        section = {**for_shards, "data_dir": settings.data_dir, "shard": number}
         fds = ()
         if cluster is not None:
             fds = (cluster.session_fds[index],)
             section |= {"session_fd": fds[0], "session_keys": keys}
+            if (seat := seats.pop(number, None)) is not None and cluster.copies is not None:
+                copies = {**cluster.copies, "fd": seat.copies_fd, "founds": True}
+                section["copies"] = copies
+                fds += (seat.copies_fd,)
         plan = ChildPlan("shard", number, "shardmq.shardd", section, fds)
         if settings.front_doors.count == 0:
             door = front_doors[index]
@@ -199,6 +228,18 @@ def children(
                 "shard", number, "shardmq.combined", both, door.fds + fds, front_door=index
             )
         plans.append(plan)
+    for seat in seats.values():
+        assert cluster is not None and cluster.copies is not None
+        section = {
+            **for_shards,
+            "data_dir": f"{settings.data_dir}/{COPIES_FOLDER}",
+            "shard": seat.shard,
+            "session_fd": seat.session_fd,
+            "session_keys": keys,
+            "copies": {**cluster.copies, "fd": seat.copies_fd, "founds": False},
+        }
+        fds = (seat.session_fd, seat.copies_fd)
+        plans.append(ChildPlan("shard", seat.shard, "shardmq.shardd", section, fds, needed=False))
     if settings.front_doors.count:
         plans += front_doors
     if (fd := listening.reader_fd) >= 0:

@@ -18,6 +18,7 @@ from shardmq.supervisor.plan import BACKLOG, Listening, front_door_count
 
 EVERYWHERE = "*"  # Every address of this host, IPv4 and IPv6, as far as the host has them.
 ANY_V4, ANY_V6 = "0.0.0.0", "::"
+PORTS_MAX = 512  # of one node for the others
 FREE_PORT_TRIES = 10  # How often a port is looked for that is free at all addresses.
 NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 TLS_NAMES = ("amqps", "https")
@@ -49,7 +50,8 @@ class Sockets:
     https: list[socket.socket] = field(default_factory=list)
     # Sockets of systemd, which all front doors share.
     given: list[socket.socket] = field(default_factory=list)
-    # In a cluster: that of the controller for other nodes, and that of each shard.
+    # In a cluster: that of the controller for other nodes, and that of each shard. Those for copies
+    # follow, which are opened when they are needed.
     cluster: list[socket.socket] = field(default_factory=list)
 
     def listening(self) -> Listening:
@@ -93,6 +95,24 @@ class Sockets:
             listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
             if listens and sock not in self.given:
                 sock.shutdown(socket.SHUT_RDWR)
+
+    def open_for_nodes(self, host: str, first: int) -> socket.socket:
+        """Open one more socket for other nodes, at the next free port behind `first`, or at any.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        for port in range(first + len(self.cluster), first + PORTS_MAX) if first else (0,):
+            try:
+                found = _bound(host, port, shared=False, first=True, only_v6=True)
+            except Unavailable as error:
+                if error.number != errno.EADDRINUSE:
+                    raise ConfigError(f"cluster.port: {error}") from None
+            else:
+                found.listen(BACKLOG)
+                self.cluster.append(found)
+                return found
+        raise ConfigError(f"cluster.port: no free port from {first} on")
 
     def close(self) -> None:
         """Close all sockets."""

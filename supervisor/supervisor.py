@@ -20,6 +20,7 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,17 @@ from shardmq.supervisor.directories import (
 )
 from shardmq.supervisor.logs import keep, keep_no_more, set_level
 from shardmq.supervisor.member import Member
+from shardmq.supervisor.notify import DEPOSED
 from shardmq.supervisor.plan import (
     STAGES,
     ChildPlan,
     ClusterPlan,
     children,
+    copies_refused,
     shard_count,
 )
 from shardmq.supervisor.reload import SETTABLE, flat, reloaded
-from shardmq.supervisor.restart import Restarts
+from shardmq.supervisor.restart import FIRST_WAIT_S, Restarts
 from shardmq.supervisor.sockets import Sockets, address, listen, listen_unix
 from shardmq.supervisor.sources import Effective
 
@@ -217,15 +220,37 @@ class Supervisor:
             joining.cancel()
             return False
         try:
-            place = joining.result()
+            seats = joining.result()
+            if seats and (why := copies_refused(self.settings)):
+                raise ConfigError(why)
+            for shard in seats:
+                member.open_seat(shard, self.sockets)
         except ConfigError as error:
             self._give_up(str(error), REFUSED)
             return False
-        self._node = member.node(place, self.sockets.cluster)
+        self._node = member.node(self.sockets)
         self.slots = self._make_slots()
         member.announce(self.sockets)
         self._dirty.set()
         return True
+
+    def _take_seat(self, member: Member, shard: int) -> None:
+        """Start a process that has a copy of a shard of another node."""
+        if self._stopping:
+            return
+        try:
+            member.open_seat(shard, self.sockets)
+        except ConfigError as error:
+            log.error("no copy of shard %d: %s", shard, error)
+            return
+        self._node = member.node(self.sockets)
+        known = {slot.plan.name for slot in self.slots}
+        for plan in self._plans():
+            if plan.name not in known:
+                slot = Slot(plan, self.settings.supervision)
+                self.slots.append(slot)
+                slot.keeper = asyncio.create_task(self._keep(slot))
+        member.announce(self.sockets)
 
     def _make_slots(self) -> list[Slot]:
         return [Slot(plan, self.settings.supervision) for plan in self._plans()]
@@ -261,6 +286,9 @@ class Supervisor:
                     log.error("the ready line cannot be written: %s", error)
                 self._is_ready = True
                 systemd.tell("READY=1", f"STATUS={self.ready_line()}")
+                if self._member is not None and self.settings.cluster.replicas > 1:
+                    taking = self._member.take_seats(partial(self._take_seat, self._member))
+                    self._background.append(asyncio.create_task(taking))
                 await self._ending.wait()
             await self._drain()
             if self._member is not None:
@@ -335,8 +363,9 @@ class Supervisor:
         for key in later:
             log.warning("%s: another value holds from the next start on", key)
         set_level(self.settings.log_level)
-        for slot, plan in zip(self.slots, self._plans(), strict=True):
-            slot.plan = plan
+        plans = {plan.name: plan for plan in self._plans()}
+        for slot in self.slots:
+            slot.plan = plans[slot.plan.name]
 
     def ready_line(self) -> str:
         """Return the line that says that the broker is ready, with one address of each protocol."""
@@ -402,6 +431,9 @@ class Supervisor:
             status = await self._live(slot)
             if self._stopping:
                 return
+            if self._node is not None and status == DEPOSED:
+                await asyncio.sleep(FIRST_WAIT_S)
+                continue
             slot.deaths += 1
             if status == REFUSED and not slot.ready.is_set() and slot.plan.needed:
                 return self._give_up(f"{slot.plan.name} refused its settings", REFUSED)
@@ -449,6 +481,7 @@ class Supervisor:
         status = await child.wait()
         # SIGTERM ends a child that has not begun to handle signals.
         intended = self._stopping and status in (0, -signal.SIGTERM)
+        intended = intended or (self._node is not None and status == DEPOSED)
         level = logging.INFO if intended else logging.ERROR
         why = f": {child.info['failure']}" if "failure" in child.info else ""
         slot.last_end = f"{describe_exit(status)}{why}"

@@ -23,6 +23,8 @@ from load.scenarios import (
     words,
 )
 
+# Beside a node with its own queue: a broker alone, and a node whose queue is on another node.
+ALONE, ELSEWHERE = "alone", "elsewhere"
 CORE = {scenario.name: scenario for scenario in SCENARIOS}
 RATE = ("rate", "per_cpu_s", "cores")
 SIZES = {"16": 16, "256": 256, "1k": 1 << 10, "32k": 32 << 10, "1m": 1 << 20}
@@ -379,6 +381,35 @@ RECOVERY = (
     ),
 )
 
+# The core scenarios with one queue, whose name chooses its node. Stream exchanges have queues on
+# all nodes.
+ON_ONE_NODE = (
+    "small", "kib", "single", "confirms", "confirms-kib", "confirms-1", "latency-1k", "latency-20k",
+)  # fmt: skip
+# A node of a cluster may cost this much more than a broker alone.
+CLUSTER_COSTS_MAX = 1.03
+
+
+def _in_cluster(scenario: Scenario) -> Scenario:
+    figure = "cpu_us" if scenario.kind == "latency" else "per_cpu_s"
+    bar = (
+        below(figure, CLUSTER_COSTS_MAX, ALONE)
+        if scenario.kind == "latency"
+        else at_least(figure, 1 / CLUSTER_COSTS_MAX, ALONE)
+    )
+    return replace(
+        scenario,
+        name=f"cluster-{scenario.name}",
+        about=f"{scenario.about}; on a node of a cluster, alone, and with the queue elsewhere",
+        bars=(bar,),
+        shown=tuple(dict.fromkeys(bar.metric for bar in scenario.bars)) + scenario.shown,
+        peers=False,
+        in_cluster=True,
+    )
+
+
+CLUSTER = tuple(_in_cluster(CORE[name]) for name in ON_ONE_NODE)
+
 FAMILIES: dict[str, tuple[Scenario, ...]] = {
     "core": SCENARIOS,
     "small": SMALL,
@@ -393,6 +424,7 @@ FAMILIES: dict[str, tuple[Scenario, ...]] = {
     "memory": MEMORY,
     "latency": LATENCY,
     "recovery": RECOVERY,
+    "cluster": CLUSTER,
 }
 BY_NAME = {scenario.name: scenario for family in FAMILIES.values() for scenario in family}
 # One message at a time beside other brokers. Batches have their bar in guard.py: they take no more
@@ -400,5 +432,6 @@ BY_NAME = {scenario.name: scenario for family in FAMILIES.values() for scenario 
 FAMILIES["bars"] = tuple(
     scenario
     for scenario in BY_NAME.values()
-    if scenario in (*LATENCY, *CONNECTIONS) or any(bar.peers for bar in scenario.bars)
+    if scenario in (*LATENCY, *CONNECTIONS)
+    or (scenario.peers and any(bar.peers for bar in scenario.bars))
 )

@@ -59,6 +59,7 @@ class Scenario:
     count: int = 0  # messages, queues or connections: replaces {count} in the options
     count_peers: int = 0  # the count of peers, where `count` would take them minutes
     flags: tuple[str, ...] = ()  # how this broker is started
+    in_cluster: bool = False  # run on the nodes of a cluster, too
 
     @property
     def metrics(self) -> tuple[str, ...]:

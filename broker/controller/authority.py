@@ -70,7 +70,7 @@ from shardmq.broker.model.changes import (
 from shardmq.broker.model.checks import NO_ROOM, SERVER_NAMED_PREFIX, Refusal
 from shardmq.broker.model.passwords import DEFAULT_ALGORITHM
 from shardmq.broker.model.policies import NO_POLICIES, Policies
-from shardmq.broker.routing.placement import Placement
+from shardmq.broker.routing.placement import Placement, Places
 from shardmq.broker.shared.control import (
     Answer,
     Bind,
@@ -147,7 +147,7 @@ class Authority:
         self.catalog = catalog
         self.hashing_algorithm = hashing_algorithm
         self.churn: Counter[type] = Counter()  # requests that were not refused, and changes
-        self.placement = placement
+        self._placement = placement
         self._definitions = definitions
         self._front_doors = front_doors
         self._connections = connections
@@ -172,12 +172,12 @@ class Authority:
 
     # -- taking requests -----------------------------------------------------------------------
 
-    def submit(self, request: AnyAsk, owner: str, answer: AnswerTo) -> None:
+    def submit(self, request: AnyAsk, owner: str, answer: AnswerTo, asked_at: str = "") -> None:
         """Take a request; `answer(code, text, result)` is called once.
 
         The requests of one owner are decided in the order in which they are submitted.
         """
-        self._inbox.append(Pending(request, owner, answer))
+        self._inbox.append(Pending(request, owner, answer, asked_at=asked_at))
         self._inbox_things += things_asked(request)
         if not is_in_force(request) or self._inbox_things >= BATCH_MAX:
             self._arrived.set()
@@ -210,10 +210,11 @@ class Authority:
         """Wait until requests may be submitted; this keeps the inbox within its bound."""
         await self._room.wait()
 
-    async def ask(self, request: AnyAsk, owner: str = "") -> Answer:
+    async def ask(self, request: AnyAsk, owner: str = "", asked_at: str = "") -> Answer:
         """Carry out a request, and return when its outcome is in force at all front doors.
 
-        The caller has checked the rights of whoever asks.
+        The caller has checked the rights of whoever asks. `asked_at` is the name of the node whose
+        HTTP API was asked.
         """
         await self.room()
         answered: Future[Answer] = asyncio.get_running_loop().create_future()
@@ -222,7 +223,7 @@ class Authority:
             if not answered.done():
                 answered.set_result(Answer(0, code, text, result))
 
-        self.submit(request, owner, answer)
+        self.submit(request, owner, answer, asked_at)
         return await answered
 
     def connection_gone(self, owner: str) -> None:
@@ -287,7 +288,9 @@ class Authority:
         request = pending.request
         pending.decision = UNDECIDED  # a conditional delete comes here twice
         try:
-            decision = pending.decision = self._decisions.decide(request, pending.owner)
+            decision = pending.decision = self._decisions.decide(
+                request, pending.owner, pending.asked_at
+            )
         except Refusal as refusal:
             pending.refuse(refusal.code, refusal.text)
             return False
@@ -429,6 +432,11 @@ class Authority:
         self._front_doors.close_connection(owner, CONNECTION_FORCED, reason)
 
     # -- what others ask -----------------------------------------------------------------------
+
+    @property
+    def places(self) -> Places:
+        """The shards that new queues are placed on, and the nodes that are to have queues."""
+        return self._placement.without(self.catalog.drained_nodes)
 
     async def tell_shards(self, queues: list[QueuePut]) -> list[QueuePut]:
         return await self._orders.tell(queues)

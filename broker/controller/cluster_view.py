@@ -5,12 +5,13 @@ Without a cluster there is one node, whose name is NODE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from shardmq.broker.controller.node_facts import NodeFacts
 from shardmq.broker.controller.peers.presence import door_of
 from shardmq.broker.controller.resharding.shard_sets import NODE
+from shardmq.broker.routing.placement import NodeShards
 from shardmq.broker.shared.control import node_of
 
 
@@ -23,10 +24,20 @@ class KnownNode(NamedTuple):
     is_alive: bool
 
 
+def places_of(nodes: Iterable[KnownNode]) -> list[NodeShards]:
+    """Return what is said of these nodes to those who place queues, by the nodes' numbers."""
+    return sorted(
+        NodeShards(node.number, node.name, tuple(sorted(node.shards)), node.is_alive)
+        for node in nodes
+    )
+
+
 class ClusterView:
     """The nodes that are known, and the facts that they have told.
 
     own: the name of the node of this controller.
+    is_listed: etcd has this node among those of the cluster, so that it has not lost its data.
+    in_sync: the names of the nodes that have all definitions.
     """
 
     def __init__(
@@ -34,19 +45,23 @@ class ClusterView:
     ) -> None:
         """Begin with the node of this controller, whose facts `own_facts` returns."""
         self.own = own
+        self.is_listed = False
+        self.in_sync: Collection[str] = (own,)
         self._own_number = number
         self._own_facts = own_facts
         self._nodes = {number: KnownNode(number, own, shards, True)}
-        self._shards = dict.fromkeys(shards, own)
+        self._shards = dict.fromkeys(shards, self._nodes[number])
         self._told: dict[str, NodeFacts] = {}
 
-    def know(self, nodes: Collection[KnownNode]) -> None:
+    def know(self, nodes: Collection[KnownNode], in_sync: Collection[str] = ()) -> None:
         """Take all nodes of the cluster. That of this controller is there, and alive."""
+        self.in_sync = in_sync
         known = {self._own_number: self._nodes[self._own_number]}
         known |= {node.number: node for node in nodes}
+        self.is_listed = any(node.number == self._own_number for node in nodes)
         own = known[self._own_number]._replace(is_alive=True)
         self._nodes = known | {self._own_number: own}
-        self._shards = {shard: node.name for node in self._nodes.values() for shard in node.shards}
+        self._shards = {shard: node for node in self._nodes.values() for shard in node.shards}
 
     def tell(self, node: str, facts: NodeFacts) -> None:
         """Take the present facts of another node."""
@@ -73,16 +88,32 @@ class ClusterView:
 
     def of_shard(self, shard: int) -> str:
         """Return the name of the node that has a shard."""
-        return self._shards.get(shard, self.own)
+        node = self._shards.get(shard)
+        return self.own if node is None else node.name
+
+    def number_of_shard(self, shard: int) -> int:
+        """Return the number of the node that has a shard."""
+        node = self._shards.get(shard)
+        return self._own_number if node is None else node.number
 
     def of_owner(self, owner: str) -> str:
         """Return the name of the node that a connection is at, by the connection's owner."""
-        node = self._nodes.get(node_of(door_of(owner)))
+        return self.of_door(door_of(owner))
+
+    def of_door(self, door: int) -> str:
+        """Return the name of the node that has a front door."""
+        node = self._nodes.get(node_of(door))
         return self.own if node is None else node.name
 
-    def facts(self) -> dict[str, NodeFacts]:
-        """Return the facts of the nodes that are alive, as they have told them last."""
-        return {self.own: self._own_facts()} | self._others()
+    def named(self, name: str) -> KnownNode | None:
+        """Return a node by its name."""
+        return next((node for node in self._nodes.values() if node.name == name), None)
+
+    def facts(self, of: str | None = None) -> dict[str, NodeFacts]:
+        """Return the facts of a node, or of all, if alive, as they have told them last."""
+        own = {self.own: self._own_facts()} if of in (None, self.own) else {}
+        others = self._others()
+        return own | {name: told for name, told in others.items() if of in (None, name)}
 
     def _others(self) -> dict[str, NodeFacts]:
         alive = {node.name for node in self.nodes if node.is_alive} - {self.own}

@@ -9,6 +9,7 @@ import msgspec
 from shardmq.broker.model.passwords import FOR_NEW
 from shardmq.broker.shared.config import Tls
 from shardmq.cluster.secret import Keys
+from shardmq.cluster.settings import EtcdSettings
 from shardmq.shardd.wire.session import SessionKeys
 
 SHARDS_MAX = 64
@@ -41,17 +42,6 @@ class Tracing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     service_name: str = ""
 
 
-class Etcd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The endpoints of etcd, and the login; `deploy/broker.toml` explains the settings."""
-
-    endpoints: list[str]
-    user: str = ""
-    password: str = ""
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-
-
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The cluster that this node is of.
 
@@ -67,7 +57,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     host: str
     port: int
     keys: Keys
-    etcd: Etcd
+    etcd: EtcdSettings
     release: str = ""
 
 

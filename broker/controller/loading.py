@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,14 +18,23 @@ from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
+from shardmq.broker.controller.stored.installation import installation_id
 from shardmq.broker.model import checks, patterns
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import AnyChange, PermissionPut, UserPut, VhostPut
+from shardmq.broker.model.changes import (
+    CLUSTER_NAME,
+    GLOBAL,
+    AnyChange,
+    ParameterPut,
+    PermissionPut,
+    UserPut,
+    VhostPut,
+)
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.permissions import expanded
 from shardmq.broker.model.policies import COMPONENTS
-from shardmq.broker.routing.placement import Placement
+from shardmq.broker.routing.placement import NodeShards, Placement
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +47,19 @@ class Loaded(NamedTuple):
     placement: Placement
 
 
-def load(definitions: Definitions, config: ControllerConfig) -> Loaded:
-    """Load what exists, and place what is new on the shards of this node. Raises DefinitionsError.
+def load(
+    definitions: Definitions, config: ControllerConfig, nodes: Iterable[NodeShards] = ()
+) -> Loaded:
+    """Load what exists, and place what is new at the nodes. Raises DefinitionsError.
 
-    In a cluster a thread must call this, because a sync waits for other nodes.
+    In a cluster a thread must call this, because a sync waits for other nodes. So the id of the
+    broker is made here, too.
     """
-    placement = Placement(config.own_shards or range(config.shards))
-    return Loaded(definitions, load_or_begin(definitions, config, placement=placement), placement)
+    placement = Placement(config.own_shards or range(config.shards), nodes)
+    catalog = load_or_begin(definitions, config, placement=placement)
+    if definitions.waits_for_others:
+        installation_id(Path(config.data_dir), definitions.files)
+    return Loaded(definitions, catalog, placement)
 
 
 def load_or_begin(
@@ -80,6 +95,10 @@ def load_or_begin(
             PermissionPut(vhost, user, ".*", ".*", ".*"),
         ]
         _apply(Decision(first), definitions, catalog)
+    if config.cluster is not None and ("", GLOBAL, CLUSTER_NAME) not in catalog.parameters:
+        # The default has the name of a host, and any node may lead.
+        named = ParameterPut("", GLOBAL, CLUSTER_NAME, config.cluster.name)
+        _apply(Decision([named]), definitions, catalog)
     decisions = Decisions(
         catalog,
         definitions.new_queue_id,

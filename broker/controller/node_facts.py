@@ -1,10 +1,13 @@
-"""The facts that only a node itself can tell: its processes with memory and files, listeners."""
+"""The facts that only a node itself can tell: processes, memory, listeners, how etcd answers."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +15,7 @@ import msgspec
 
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.memory import MemoryWatch
+from shardmq.broker.shared.certificates import expires_at
 from shardmq.supervisor.logs import KEPT
 
 # Fields that the supervisor writes. `status` and `last_end` are texts for people.
@@ -21,6 +25,21 @@ SHOWN: Final = (
     "started_at",
 )  # fmt: skip
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+CERTIFICATES_MAX: Final = 256  # of which the expiry is kept in memory
+# A node hears etcd every few seconds. When it has not for so long, there is an alarm.
+ETCD_SILENT_S_MAX: Final = 12.0
+ETCD_AWAY: Final = "etcd does not answer"
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """A file with a certificate, and when it expires, in seconds since the epoch.
+
+    With an `error` the file cannot be read.
+    """
+
+    path: str
+    expires_at: float
+    error: str = ""
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
@@ -28,6 +47,9 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
     processes: a row for the supervisor and each of its children.
     listeners: the addresses by protocol.
+    version: that of the program.
+    certificates: those of the listeners.
+    etcd_silent_s: the seconds since etcd has answered; None without a cluster.
     """
 
     processes: list[dict[str, Any]]
@@ -41,9 +63,20 @@ class NodeFacts(msgspec.Struct, frozen=True):
     run_queue: int
     data_dir: str
     log_files: list[str]
+    version: str = ""
+    certificates: list[Certificate] = []
+    etcd_silent_s: float | None = None
+
+    @property
+    def alarms(self) -> list[str]:
+        """The alarms of the node that are not of one of its shards."""
+        is_away = self.etcd_silent_s is not None and self.etcd_silent_s > ETCD_SILENT_S_MAX
+        return [alarm for alarm in (self.memory_alarm, ETCD_AWAY if is_away else "") if alarm]
 
 
-def facts_of(config: ControllerConfig, memory: MemoryWatch) -> NodeFacts:
+def facts_of(
+    config: ControllerConfig, memory: MemoryWatch, etcd_silent_s: float | None = None
+) -> NodeFacts:
     """Return the facts about this node."""
     found = status(config.runtime_dir)
     return NodeFacts(
@@ -62,7 +95,36 @@ def facts_of(config: ControllerConfig, memory: MemoryWatch) -> NodeFacts:
         log_files=sorted(
             str(path) for path in Path(config.runtime_dir).absolute().glob(f"{KEPT}*")
         ),
+        version=product_version(),
+        certificates=certificates_of(config),
+        etcd_silent_s=etcd_silent_s,
     )
+
+
+@cache
+def product_version() -> str:
+    try:
+        return version_of("shardmq")
+    except PackageNotFoundError:
+        return "0"
+
+
+def certificates_of(config: ControllerConfig) -> list[Certificate]:
+    """Return the certificates in the files of the settings, as they are now."""
+    tls, found = config.tls, []
+    for path in [] if tls is None else dict.fromkeys([tls.cert, *(one.cert for one in tls.sni)]):
+        try:
+            stat = os.stat(path)
+            found.append(Certificate(path, _expires_at(path, stat.st_mtime_ns, stat.st_size)))
+        except (OSError, ValueError) as error:
+            found.append(Certificate(path, 0.0, str(error)))
+    return found
+
+
+@lru_cache(CERTIFICATES_MAX)
+def _expires_at(path: str, written_ns: int, size: int) -> float:
+    """Return when the certificate of a file expires, which is read again after a change."""
+    return expires_at(path)
 
 
 def status(runtime_dir: str) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from shardmq.broker.controller.requests import (
     Closed,
     CutOff,
     Drained,
+    Forget,
     Move,
     MoveOn,
+    NodesChanged,
     OwnerGone,
     Pause,
     Removal,
@@ -34,7 +36,9 @@ AnyAsk = (
     | Pause
     | Move
     | MoveOn
+    | Forget
     | Drained
+    | NodesChanged
     | Restore
     | CutOff
     | Closed
@@ -53,15 +57,21 @@ def no_answer(code: int, text: str, result: dict[str, Any]) -> None:
 class Pending:
     """A request, its decision, and the number of answers that the request still waits for."""
 
-    __slots__ = ("answer", "code", "decision", "missed", "owner", "request", "text", "waits")
+    __slots__ = (
+        "answer", "asked_at", "code", "decision", "missed", "owner", "request", "text", "waits"
+    )  # fmt: skip
 
-    def __init__(self, request: AnyAsk, owner: str, answer: AnswerTo, missed: int = 0) -> None:
+    def __init__(
+        self, request: AnyAsk, owner: str, answer: AnswerTo, missed: int = 0, asked_at: str = ""
+    ) -> None:
         """Begin with a request of the connection `owner` ("" for none).
 
-        `missed` is the id of a queue that the catalog had and its shard had no more.
+        `missed` is the id of a queue that the catalog had and its shard had no more. `asked_at` is
+        the name of the node whose HTTP API was asked.
         """
         self.request = request
         self.owner = owner
+        self.asked_at = asked_at
         self.answer = answer
         self.decision = UNDECIDED
         self.code = 0

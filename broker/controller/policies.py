@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from shardmq.broker.model import arguments, patterns
 from shardmq.broker.model.arguments import DEFINITION, NUMBER, SHARD_KEY, PolicyKey
-from shardmq.broker.model.changes import GLOBAL
+from shardmq.broker.model.changes import DRAINED_NODES, GLOBAL
 from shardmq.broker.model.changes import USER_LIMITS as USER_LIMITS
 from shardmq.broker.model.changes import VHOST_LIMITS as VHOST_LIMITS
 from shardmq.broker.model.checks import Refusal
@@ -63,6 +63,9 @@ def check_parameter(vhost: str, component: str, name: str, value: Any) -> None:
         _check_shards(value)
     elif component == STREAM and name in STREAM_DEFINITION:
         _check_stream_setting(name, value)
+    elif component == DRAINED_NODES and not vhost:
+        if value is not True:
+            raise invalid(f"{DRAINED_NODES} should be true, actually was {term(value)}")
     elif component not in FREE_COMPONENTS and not (component == GLOBAL and not vhost):
         known = (POLICY, OPERATOR_POLICY, *LIMITS, DEFINITION, SHARDS, *sorted(FREE_COMPONENTS))
         text = f"component {cut(component, NAME_CHARS_SHOWN)} not found"

@@ -61,6 +61,13 @@ class MoveOn:
 
 
 @dataclass(slots=True)
+class Forget:
+    """Forget all that lies on these shards, whose node is gone for good."""
+
+    shards: frozenset[int]
+
+
+@dataclass(slots=True)
 class OwnerGone:
     """Delete the exclusive queues of a connection that has ended."""
 
@@ -85,6 +92,11 @@ class Restore:
 
     vhost: str
     exchange: str
+
+
+@dataclass(slots=True)
+class NodesChanged:
+    """Give all stream exchanges the shard queues that they are to have with the present nodes."""
 
 
 @dataclass(slots=True)

@@ -10,33 +10,29 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from shardmq.broker.controller import memory
 from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.authority import Authority
-from shardmq.broker.controller.cluster_view import ClusterView, KnownNode
+from shardmq.broker.controller.cluster_view import ClusterView, KnownNode, places_of
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
 from shardmq.broker.controller.moving.mover import Moves
+from shardmq.broker.controller.moving.relocating import Relocating
 from shardmq.broker.controller.node_facts import facts_of
 from shardmq.broker.controller.nodes.facts import FactsTold
-from shardmq.broker.controller.nodes.streams import (
-    CONTROL,
-    FACTS,
-    HTTP,
-    HTTPS,
-    LOCAL,
-    METRICS,
-    NoStream,
-)
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
-from shardmq.broker.controller.peers.shard_links import ShardLinks
+from shardmq.broker.controller.peers.shard_links import HERE, ShardLinks
+from shardmq.broker.controller.pending import no_answer
+from shardmq.broker.controller.requests import NodesChanged
 from shardmq.broker.controller.resharding import draining
 from shardmq.broker.controller.resharding.resharding import Resharding
 from shardmq.broker.controller.resharding.shard_sets import NODE
@@ -44,6 +40,8 @@ from shardmq.broker.controller.span_export import SpanExport
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
+from shardmq.broker.controller.stored.room import write_whole
+from shardmq.broker.controller.streams.elsewhere import Elsewhere
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.model import checks
@@ -66,6 +64,15 @@ from shardmq.broker.shared.control import (
     Span,
     VirtualLook,
     node_of,
+)
+from shardmq.cluster.streams import (
+    CONTROL,
+    FACTS,
+    HTTP,
+    HTTPS,
+    LOCAL,
+    METRICS,
+    NoStream,
 )
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.memory import BURST_CHANGES, AfterBursts, give_back
@@ -102,10 +109,13 @@ class Controller:
         config: ControllerConfig,
         doors: Collection[int] = (),
         loaded: Loaded | None = None,
+        etcd_silent_s: Callable[[], float | None] = lambda: None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Prepare with what exists, which is loaded from the data directory if it is not given.
 
-        `doors` are the front doors of other nodes.
+        `doors` are the front doors of other nodes, and `elsewhere` is the way to their streams.
+        `etcd_silent_s` returns the seconds since etcd has answered.
         """
         loaded = loaded or load(Definitions(Path(config.data_dir), config.boot), config)
         doors = {*range(config.first_door, config.first_door + config.doors), *doors}
@@ -117,14 +127,14 @@ class Controller:
             config.channel_max_per_node,
         )
         self.placement = loaded.placement
-        self._own_shards = self.placement.shards
+        self._own_shards = tuple(config.own_shards or range(config.shards))
         name = NODE if config.cluster is None else config.cluster.node
         self.memory = memory.MemoryWatch()
         self.cluster = ClusterView(
             node_of(config.first_door),
             name,
             self._own_shards,
-            lambda: facts_of(self.config, self.memory),
+            lambda: facts_of(self.config, self.memory, etcd_silent_s()),
         )
         self.links = DoorLinks(config.boot, doors)
         self.shards = ShardLinks(
@@ -143,14 +153,24 @@ class Controller:
             self.placement,
             hashing_algorithm=config.hashing_algorithm,
         )
-        self.memberships = Memberships(self.authority.catalog, self.links, self.shards, doors)
+        self.memberships = Memberships(
+            self.authority.catalog, self.links, self.shards, doors, self.cluster.number_of_shard
+        )
         self.resharding = Resharding(
             self.authority.catalog, self.authority, self.shards, self.links
         )
         self.moves = Moves(self.authority.catalog, self.authority, self.shards, self.links)
+        self.relocating = Relocating(
+            self.authority.catalog, self.authority, self.shards, self.cluster
+        )
+        self.forget_node: Callable[[int], Awaitable[None]] | None = None
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
-        self.streams = StreamRanges()
-        self.ended_streams = EndedStreams(self.streams, lambda: self.config)
+        self.streams = StreamRanges(elsewhere)
+        self.ended_streams = EndedStreams(
+            self.streams,
+            lambda: self.config,
+            partial(write_whole, files=self.definitions.files),
+        )
         self._reloading: asyncio.Task[None] | None = None
         self._http: Servers | None = None  # the servers, while they run
         self._is_up = self._is_listening = False
@@ -183,6 +203,7 @@ class Controller:
         )
         resharded = asyncio.create_task(self.resharding.run())
         moved = asyncio.create_task(self.moves.run())
+        relocated = asyncio.create_task(self.relocating.run())
         self._is_up = True
         notify.ready()
         give_back()
@@ -196,6 +217,7 @@ class Controller:
         drained.cancel()
         resharded.cancel()
         moved.cancel()
+        relocated.cancel()
         self.memberships.stop()
         self._is_up = False
         if self._http is not None:
@@ -212,9 +234,9 @@ class Controller:
         await asyncio.to_thread(self.definitions.close)
         return 0 if error is None else 1
 
-    def know(self, nodes: Collection[KnownNode]) -> None:
-        """Take the nodes of the cluster, for those who look."""
-        self.cluster.know(nodes)
+    def know(self, nodes: Collection[KnownNode], in_sync: Collection[str]) -> None:
+        """Take the nodes of the cluster and those that have all definitions, for who looks."""
+        self.cluster.know(nodes, in_sync)
 
     def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Collection[int]) -> None:
         """Take the shards and front doors of the nodes of the cluster that live."""
@@ -223,11 +245,11 @@ class Controller:
             return
         own = node_of(self.config.first_door)
         for node, shards in nodes.items():
-            for shard in shards if node != own else ():
-                self.shards.learn(shard.number, shard.address)
-        elsewhere = {shard.number for shards in nodes.values() for shard in shards}
-        self.placement.change(sorted(elsewhere.union(self._own_shards)))
+            for shard in shards:
+                self.shards.learn(shard.number, HERE if node == own else shard.address)
         self.links.learn(nodes, doors)
+        if self.cluster.is_listed and self.placement.change(places_of(self.cluster.nodes)):
+            self.authority.submit(NodesChanged(), "", no_answer)
 
     def connection(self, service: str, node: str) -> asyncio.Protocol:
         """Return the protocol of a stream from another node. Raises NoStream."""
@@ -244,7 +266,10 @@ class Controller:
     def reload(self) -> None:
         """Take new settings from the supervisor, and read certificates and definitions again."""
         if (section := notify.new_section()) is not None:
-            self.config = read_config(section)
+            was = self.config
+            self.config = msgspec.structs.replace(
+                read_config(section), term=was.term, boot=was.boot
+            )
             self.presence.connections_max = self.config.connections_max
             self.presence.channels_max = self.config.channel_max_per_node
             set_level(self.config.log_level)
@@ -315,8 +340,8 @@ class Controller:
         self.presence.down(owner)
         self.authority.connection_gone(owner)
 
-    def connections_passed(self, count: int) -> None:
-        self.presence.opened += count
+    def connections_passed(self, door: int, count: int) -> None:
+        self.presence.opened[node_of(door)] += count
 
     def spans_ended(self, spans: list[Span]) -> None:
         if self.spans is not None:
@@ -408,12 +433,20 @@ async def start_http(controller: Controller) -> Servers | None:
         controller.shards,
         controller.links,
         lambda: controller.config,
-        StatsCollector(controller.shards, controller.links, hidden_queues=catalog.hidden_queue_ids),
+        StatsCollector(
+            controller.shards,
+            controller.links,
+            hidden_queues=catalog.hidden_queue_ids,
+            cluster=controller.cluster,
+        ),
         controller.cluster,
         controller.memberships.groups,
         controller.memory,
+        streams=controller.streams,
         resharding=controller.resharding.progress,
         moves=controller.moves.progress,
+        relocating=controller.relocating,
+        forget_node=controller.forget_node,
         ended=controller.ended_streams,
         spans=controller.spans,
     )

@@ -141,7 +141,9 @@ class ShardOrders:
         def counted(reply: Future[Any]) -> None:
             refused = reply.exception() is None and isinstance(reply.result(), wire.Refused)
             if refused and pending.missed != queue.id:
-                again = Pending(pending.request, pending.owner, pending.answer, missed=queue.id)
+                again = Pending(
+                    pending.request, pending.owner, pending.answer, queue.id, pending.asked_at
+                )
                 self._put_back([again], False)
                 pending.answer = no_answer
             pending.shard_came(reply)

@@ -12,6 +12,7 @@ from shardmq.broker.amqp import ChannelException, ConnectionException
 from shardmq.broker.front_door.alarms import WHOLE_BROKER
 from shardmq.broker.front_door.connections import Connections
 from shardmq.broker.front_door.consume.acks import holders, listed
+from shardmq.broker.front_door.links.shard_links import HERE
 from shardmq.broker.front_door.publish.confirms import known_frame
 from shardmq.broker.front_door.publish.dead_letters import DeadLettering
 from shardmq.broker.front_door.publish.replies import Replies
@@ -193,11 +194,13 @@ class ControllerEvents:
         await self._services.shards.fence()
         self._services.catalog_link.say(Fenced(number))
 
-    def shards_elsewhere(self, shards: list[ShardElsewhere]) -> None:
-        """Connect to the shards of other nodes, and to no others."""
+    def shards_elsewhere(self, shards: list[ShardElsewhere], here: list[int]) -> None:
+        """Connect to shards where they are led now: on other nodes, or here."""
         links = self._services.shards
         for shard in shards:
             links.learn(shard.number, shard.address)
+        for number in here:
+            links.learn(number, HERE)
 
     def outlived(self) -> None:
         """End this process, which the others take for gone; its clients are told to come again."""

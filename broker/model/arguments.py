@@ -45,10 +45,15 @@ at_deadline_fault: Final = values.listed(("wait", "break-order", "dead-letter"))
 STRATEGIES = ("at-most-once", "at-least-once")
 OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 MODES = ("default", "lazy")
+CLIENT_LOCAL = "client-local"
+# The locators that place a queue where the fewest queues are; all but the first are deprecated.
+FEWEST_QUEUES = ("balanced", "random", "least-leaders", "min-masters")
+LOCATORS = (CLIENT_LOCAL, "balanced", "random", "least-leaders")
+OLD_LOCATORS = ("min-masters", CLIENT_LOCAL, "random")
 RETRY_TYPES = ("disabled", "all", "failed", "returned")
 
 # Reasons why something has no effect.
-ONE_HOST = "there is one host: queues have no replicas and no leader to place"
+NO_REPLICAS = "a queue has no replicas of its own"
 IN_MEMORY = "messages of every queue are on disk; memory keeps an index of them"
 NO_FEDERATION = "there is no federation: nothing comes from the upstream"
 NO_WAIT = "a consumer is gone with its connection: nothing is waited for"
@@ -213,21 +218,24 @@ _QUEUE: Final = (
     Argument("x-stream-filter-size-bytes", "The size of the filter of a chunk in bytes.", STREAMS,
              values.non_negative, no_effect=INDEXED,
              policy=PolicyKey("stream-filter-size-bytes", values.at_least(0, "filter size"))),
-    Argument("x-queue-leader-locator", "The place of the queue's leader.", QUEUE_TYPES,
-             values.string, no_effect=ONE_HOST,
+    Argument("x-queue-leader-locator",
+             "Place a new queue at the client's node (client-local) or balanced.", QUEUE_TYPES,
+             values.word(LOCATORS, "invalid_queue_locator_arg"), is_offered=True,
              policy=PolicyKey("queue-leader-locator",
-                              values.one_of(("client-local", "balanced", "random",
-                                             "least-leaders"), "queue leader locator value"))),
+                              values.one_of(LOCATORS, "queue leader locator value"))),
     Argument("x-initial-cluster-size", "The number of replicas that the queue begins with.",
-             QUEUE_TYPES, values.positive, no_effect=ONE_HOST,
+             QUEUE_TYPES, values.positive, no_effect=NO_REPLICAS,
              policy=PolicyKey("initial-cluster-size", values.at_least(0, "cluster size"))),
     Argument("x-quorum-initial-group-size", "The number of replicas that the queue begins with.",
-             NOT_STREAMS, values.positive, no_effect=ONE_HOST),
-    Argument("x-queue-master-locator", "The place of the queue's leader.", QUEUE_TYPES,
-             values.anything, no_effect=ONE_HOST, is_compared=False,
-             policy=PolicyKey("queue-master-locator", values.any_setting, Merge.APART)),
+             NOT_STREAMS, values.positive, no_effect=NO_REPLICAS),
+    Argument("x-queue-master-locator",
+             "The older name: min-masters (balanced), client-local or random.",
+             QUEUE_TYPES, values.word(OLD_LOCATORS, "invalid_queue_locator_arg"),
+             policy=PolicyKey("queue-master-locator",
+                              values.one_of(OLD_LOCATORS, "queue-master-locator value",
+                                            wrong="invalid"))),
     Argument("x-ha-policy", "The nodes that have mirrors of the queue.", QUEUE_TYPES,
-             values.anything, no_effect=ONE_HOST, is_compared=False),
+             values.anything, no_effect=NO_REPLICAS, is_compared=False),
     # Checked where the name is made (`checks.with_prefix`).
     Argument("x-name-prefix", "The beginning of a name that the broker makes; at most 64 bytes.",
              QUEUE_TYPES, values.anything, is_compared=False),
@@ -278,7 +286,7 @@ _ONLY_KEYS: Final = {
         PolicyKey(name, values.any_setting, Merge.APART): why
         for why, names in (
             (
-                ONE_HOST,
+                NO_REPLICAS,
                 "ha-mode ha-params ha-sync-mode ha-sync-batch-size ha-promote-on-shutdown "
                 "ha-promote-on-failure",
             ),

@@ -18,6 +18,7 @@ import msgspec
 
 from shardmq.broker.model import policies
 from shardmq.broker.model.changes import (
+    DRAINED_NODES,
     USER_LIMITS,
     VHOST_LIMITS,
     AnyChange,
@@ -322,6 +323,7 @@ class Catalog:
 
     version: the number of changes; a copy begins with that of the snapshot it was made of.
     permissions: who may do what. index: all queues by id, owner and shard.
+    drained_nodes: the names of the nodes that parameters say are drained.
     """
 
     def __init__(self, *, routes: bool = True) -> None:
@@ -334,6 +336,7 @@ class Catalog:
         self.vhosts: dict[str, Vhost] = {}
         self.users: dict[str, UserPut] = {}
         self.parameters: dict[tuple[str, str, str], ParameterPut] = {}
+        self.drained_nodes: frozenset[str] = frozenset()
         self.permissions = Permissions(self.vhosts)
         self.index = QueueIndex()
 
@@ -469,13 +472,17 @@ class Catalog:
     def _parameter_put(self, put: ParameterPut) -> None:
         if not put.vhost or put.vhost in self.vhosts:
             self.parameters[put.vhost, put.component, put.name] = put
-            self._policies_changed(put.vhost, put.component)
+            self._parameters_changed(put.vhost, put.component)
 
     def _parameter_delete(self, gone: ParameterDelete) -> None:
         if self.parameters.pop((gone.vhost, gone.component, gone.name), None) is not None:
-            self._policies_changed(gone.vhost, gone.component)
+            self._parameters_changed(gone.vhost, gone.component)
 
-    def _policies_changed(self, vhost: str, component: str) -> None:
+    def _parameters_changed(self, vhost: str, component: str) -> None:
+        if component == DRAINED_NODES:
+            self.drained_nodes = frozenset(
+                name for _, of, name in self.parameters if of == component
+            )
         found = self.vhosts.get(vhost)
         if found is not None and component in policies.COMPONENTS:
             found.set_policies(

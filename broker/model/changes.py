@@ -152,15 +152,16 @@ class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cuts: tuple[Cut, ...] = ()
 
 
-# The step of a move. BEGUN: consumers are at the new place. PASSING: messages go there. SHUT:
-# publishers wait for a moment. CALLED_OFF: the queue is back at the place that it had.
-BEGUN, PASSING, SHUT, CALLED_OFF = range(1, 5)
+# The step of a move. CHOSEN: the new life is made, and nobody uses it. BEGUN: consumers are there.
+# PASSING: messages go there. SHUT: publishers wait for a moment. CALLED_OFF: consumers are at the
+# old place again.
+BEGUN, PASSING, SHUT, CALLED_OFF, CHOSEN = range(1, 6)
 
 
 class Moving(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The other life of a queue that moves from one shard to another.
 
-    id, shard: the life that the move leaves; with CALLED_OFF, the life that was to be.
+    id, shard: the life that the move leaves; with CHOSEN and CALLED_OFF, the new life.
     """
 
     id: int
@@ -202,8 +203,8 @@ def lives(queue: QueuePut) -> list[QueuePut]:
 
 def taking(queue: QueuePut) -> QueuePut:
     """Return the life of a queue to which its messages are published."""
-    is_new = queue.moving is None or queue.moving.step == CALLED_OFF
-    return queue if is_new else other_life(queue)
+    stays = queue.moving is None or queue.moving.step in (CHOSEN, CALLED_OFF)
+    return queue if stays else other_life(queue)
 
 
 class QueueDelete(Change, tag="queue-", frozen=True):
@@ -237,6 +238,9 @@ class BindingDelete(Change, tag="binding-", frozen=True):
 
 VHOST_LIMITS, USER_LIMITS = "vhost-limits", "user-limits"
 GLOBAL = ""  # the component of global parameters
+# The component of parameters without a vhost that name the nodes which are drained; the value is
+# true.
+DRAINED_NODES = "drained-nodes"
 CLUSTER_NAME = "cluster_name"  # the global parameter that names the broker
 
 

@@ -123,8 +123,11 @@ def text(name: str) -> KeyCheck:
     return lambda value: "" if isinstance(value, str) else f"is not a valid {name}"
 
 
-def one_of(settings: tuple[str | int, ...], name: str) -> KeyCheck:
-    """Make a check that accepts one of `settings`; `name` is what they are together."""
+def one_of(settings: tuple[str | int, ...], name: str, wrong: str = "is not a valid") -> KeyCheck:
+    """Make a check that accepts one of `settings`; `name` is what they are together.
+
+    `wrong` comes before the name in what is said of a wrong value.
+    """
 
     def check(value: Any) -> str:
         fits = isinstance(value, int | str) and not isinstance(value, bool) and value in settings
@@ -132,7 +135,7 @@ def one_of(settings: tuple[str | int, ...], name: str) -> KeyCheck:
             return ""
         # The text of a list or an object may have megabytes.
         hint = did_you_mean(str(value), map(str, settings)) if isinstance(value, int | str) else ""
-        return f"is not a valid {name}{hint}"
+        return f"{wrong} {name}{hint}"
 
     return check
 

@@ -1,33 +1,97 @@
-"""Choose the shard of a queue by its name; the choice is stable when shards are added."""
+"""Choose the shard of a new queue: by its name, near a client, or where the fewest queues are.
+
+The choice by name is stable when shards are added.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from shardmq.broker.routing.hashing import hash64, jump
 
 
+class NodeShards(NamedTuple):
+    """A node of a cluster: its number and name, its shards in order, and whether it is alive."""
+
+    number: int
+    name: str
+    shards: tuple[int, ...]
+    is_alive: bool = True
+
+
+class Places(NamedTuple):
+    """The shards that new queues are placed on, and the nodes that are to have queues.
+
+    shards: in order.
+    nodes: in the order of their numbers, also those that are down; none without a cluster.
+    """
+
+    shards: tuple[int, ...]
+    nodes: tuple[NodeShards, ...] = ()
+
+    @property
+    def shard_count(self) -> int:
+        """Return how many shards the broker is to use, those of nodes that are down among them."""
+        return sum(len(node.shards) for node in self.nodes) if self.nodes else len(self.shards)
+
+    def by_name(self, vhost: str, queue: str) -> int:
+        """Return the shard that the name of a queue stands for."""
+        return self.shards[place(vhost, queue, len(self.shards))]
+
+    def at_node(self, node: NodeShards | None, vhost: str, queue: str) -> int:
+        """Return the shard for a queue at a node, or anywhere if that node takes no new queues."""
+        takes_queues = node is not None and node.is_alive and node.shards
+        shards = node.shards if node is not None and takes_queues else self.shards
+        return shards[place(vhost, queue, len(shards))]
+
+    def with_fewest(self, queues_on: Callable[[int], int]) -> int:
+        """Return the shard with the fewest queues of the node with the fewest.
+
+        `queues_on` counts the queues on a shard. Of equals it is the one with the lowest number.
+        """
+        live = [node.shards for node in self.nodes if node.is_alive and node.shards]
+        shards = min(live or [self.shards], key=lambda shards: sum(map(queues_on, shards)))
+        return min(shards, key=queues_on)
+
+
 class Placement:
-    """The shards that new queues are placed on, in a cluster those of the nodes that live.
+    """The shards and nodes of the broker, as far as they are known.
 
     Queues stay where they are when it changes.
     """
 
-    def __init__(self, shards: Iterable[int]) -> None:
-        self.shards = tuple(shards)
+    def __init__(self, shards: Iterable[int], nodes: Iterable[NodeShards] = ()) -> None:
+        """Begin with the shards of a broker without a cluster, or with the nodes of a cluster."""
+        self._shards = tuple(shards)
+        self._nodes = tuple(nodes)
+        self._found: tuple[Collection[str], Places] | None = None
 
-    def change(self, shards: Iterable[int]) -> None:
-        """Take other shards from now on."""
-        self.shards = tuple(shards)
+    def change(self, nodes: Iterable[NodeShards]) -> bool:
+        """Take the nodes of the cluster; return whether they differ from those before."""
+        before, self._nodes = self._nodes, tuple(nodes)
+        self._found = None
+        return self._nodes != before
 
-    @property
-    def count(self) -> int:
-        """Return how many shards there are."""
-        return len(self.shards)
+    def without(self, drained: Collection[str]) -> Places:
+        """Return the places for queues when the nodes with these names are drained.
 
-    def place(self, vhost: str, queue: str) -> int:
-        """Return the shard for a queue."""
-        return self.shards[place(vhost, queue, len(self.shards))]
+        If no other node is alive, no node counts as drained.
+        """
+        if self._found is None or self._found[0] != drained:
+            self._found = drained, self._without(drained)
+        return self._found[1]
+
+    def _without(self, drained: Collection[str]) -> Places:
+        if not self._nodes:
+            return Places(self._shards)
+        nodes = tuple(node for node in self._nodes if node.name not in drained)
+        shards = _alive(nodes)
+        return Places(shards, nodes) if shards else Places(_alive(self._nodes), self._nodes)
+
+
+def _alive(nodes: Iterable[NodeShards]) -> tuple[int, ...]:
+    return tuple(sorted(shard for node in nodes if node.is_alive for shard in node.shards))
 
 
 def place(vhost: str, queue: str, shards: int) -> int:

@@ -151,6 +151,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     - `vhosts`: by vhost, the counters of its channels and connections since the start of the door
     - `holders`: for each consumer with deliveries that wait for their ack {owner, channel,
       consumer_tag, messages_unacknowledged, unacked_for (ms, of the oldest one)}
+    - `door`: the number of this door, if the counters are asked for
     """
 
     query: int
@@ -161,6 +162,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     exchanges: list[tuple[str, str, int, int]] = []
     vhosts: dict[str, dict[str, int]] = {}
     holders: list[dict[str, Any]] = []
+    door: int = 0
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True):
@@ -513,7 +515,7 @@ def node_of(door: int) -> int:
 
 
 class ShardElsewhere(msgspec.Struct, array_like=True, frozen=True):
-    """A shard of another node. An empty `address` says that the node is away."""
+    """A shard, the name of the node that leads it, and where other nodes reach it."""
 
     number: int
     node: str
@@ -521,13 +523,14 @@ class ShardElsewhere(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ShardsElsewhere(ControlMessage, tag="shards", frozen=True):
-    """All shards of other nodes than that of the front door.
+    """All shards that other nodes than that of the front door lead, and the numbers of its own.
 
     In a cluster this is the first message to a front door, and the first behind a change; queues
-    that lie on a new shard are named later.
+    that lie on a new shard are named later. A shard with copies may change its node.
     """
 
     shards: list[ShardElsewhere]
+    here: list[int] = []
 
 
 class Outlived(ControlMessage, tag="outlived", frozen=True):

@@ -342,11 +342,6 @@ class Backlog(BacklogState):
                 level = self.first_level()
                 self.drop_head(level, level.peek(min(count, STEP_MESSAGES)), MAXLEN)
 
-    def drop_moved(self, head: array[int]) -> None:
-        """Forget the first messages: the life of the queue on another shard has them."""
-        self._take_head(self.levels[0], head)
-        self.forget(head)
-
     def drop_head(self, level: Ready, head: array[int], reason: str) -> None:
         """Let go of the first messages of a ready list, which are `head`."""
         self._take_head(level, head)

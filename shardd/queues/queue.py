@@ -22,7 +22,7 @@ from shardmq.shardd.queues.admission import Admission
 from shardmq.shardd.queues.backlog import Backlog
 from shardmq.shardd.queues.consumers import Consumer, Consumers
 from shardmq.shardd.queues.dispatch import Dispatch, Outlet
-from shardmq.shardd.queues.entry import ENDLESS, PLACE, REDELIVERED
+from shardmq.shardd.queues.entry import PLACE, REDELIVERED
 from shardmq.shardd.queues.heads import Head
 from shardmq.shardd.queues.limits import MAXLEN, REFUSED, REJECTED, Limits
 from shardmq.shardd.queues.order import marked, merged
@@ -332,21 +332,6 @@ class Queue(QueueState):
                 head = level.peek(STEP_MESSAGES)
                 backlog.drop_head(level, head[: bisect_right(head, last)], reason)
         return self.counters.let_go - before
-
-    def recall(self, now: int) -> None:
-        """Make all messages ready again that are handed out or rest, without counting the return.
-
-        A late ack of such a message is no error.
-        """
-        backlog = self.backlog
-        if backlog.resting is not None:
-            entries, size = backlog.resting.take_all()
-            backlog.resting = None
-            backlog.taken_back(len(entries), size)
-            backlog.put_back(array("Q", sorted(entries)), size)
-        taken = array("Q", sorted(chain(*self.dispatch.take_until(self, ENDLESS - 1))))
-        if taken:
-            backlog.put_back(marked(taken), bytes_of(self.store, taken))
 
     def _held(self) -> list[int]:
         """Return the entries that were taken out and not settled, and the entries that rest."""

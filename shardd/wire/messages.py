@@ -846,6 +846,25 @@ class PutLetters(Message, tag="put-letters", frozen=True):
     times: list[tuple[int, int]] = []
 
 
+class AskLetters(Message, tag="ask-letters", frozen=True):
+    """Ask which batch of PutLetters a queue has taken in last.
+
+    The controller sends AskLetters. The shard answers with LastLetters or Refused. So a controller
+    goes on for the one before it, and no message comes twice.
+    """
+
+    request: int
+    queue: int
+
+
+class LastLetters(Message, tag="last-letters", frozen=True):
+    """Answer AskLetters. A `mover` of 0: this process of the shard has taken in none."""
+
+    request: int
+    mover: int
+    number: int
+
+
 class Recall(Message, tag="recall", frozen=True):
     """Ask how many messages of a queue are handed out, or have them back.
 
@@ -1031,8 +1050,8 @@ Control = (
     | AttachPart | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch
     | StoreOffset | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds
     | MarkReached | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got | Count
-    | CountUnsettled | UnsettledCount | DeadLetterUpTo | TakeLetters | Letters | PutLetters | Recall
-    | Purge | DeadLetters
+    | CountUnsettled | UnsettledCount | DeadLetterUpTo | TakeLetters | Letters | PutLetters
+    | AskLetters | LastLetters | Recall | Purge | DeadLetters
     | DeadLettersPublished | DedupAsk | DedupVerdicts | DedupOutcome | DedupForget | Reserve
     | Redeem | Unreserve | Done | Refused
 )  # fmt: skip

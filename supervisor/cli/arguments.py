@@ -29,6 +29,8 @@ QUEUE: Final = {
     "x-delayed-retry-multiplier": "The factor by which the rest grows with each return.",
     "x-max-age": "The age up to which a stream keeps messages, such as 7D (Y, M, D, h, m, s).",
     "x-stream-max-segment-size-bytes": "Bytes of a stream's segments, which are deleted whole.",
+    "x-queue-leader-locator": "Place a new queue at the client's node (client-local) or balanced.",
+    "x-queue-master-locator": "The older name: min-masters (balanced), client-local or random.",
     "x-name-prefix": "The beginning of a name that the broker makes; at most 64 bytes.",
 }
 EXCHANGE: Final = {
@@ -72,6 +74,8 @@ POLICY_KEYS: Final = (
     "delayed-retry-multiplier",
     "max-age",
     "stream-max-segment-size-bytes",
+    "queue-leader-locator",
+    "queue-master-locator",
     "alternate-exchange",
     "shards-per-node",
     "routing-key",

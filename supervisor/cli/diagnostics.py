@@ -33,6 +33,7 @@ CHECKS = {
         "Check that all shards and a front door run. An alarm may block publishers: check_alarms.",
     ),
     "check_alarms": ("alarms", "Check that no alarm is in effect."),
+    "check_local_alarms": ("local-alarms", "Check that no alarm is in effect on this node."),
     "check_virtual_hosts": ("virtual-hosts", "Check that all vhosts are served."),
     "check_if_node_is_below_connection_limit": (
         "below-node-connection-limit",
@@ -40,7 +41,7 @@ CHECKS = {
     ),
     "check_if_node_is_quorum_critical": (
         "node-is-quorum-critical",
-        "Check that no queue needs this node for its majority. Passed: queues have no majority.",
+        "Check that no quorum queue and no definition needs this node. Passed without a cluster.",
     ),
     "check_if_node_is_mirror_sync_critical": (
         "node-is-mirror-sync-critical",
@@ -94,12 +95,15 @@ def alarms(api: Api) -> Rows:
     """List the alarms in effect, and the warnings."""
     _, said = api.health("alarms")
     rows = [*said.get("alarms", []), *said.get("warnings", [])]
-    return Rows(rows, ["alarm", "warning", "shard", "process"])
+    return Rows(rows, [*_node_column(rows), "alarm", "warning", "shard", "process"])
 
 
 def listeners(api: Api) -> Rows:
     """List the addresses and ports at which the broker listens."""
-    return Rows(api.get("overview")["listeners"], ["protocol", "ip_address", "port"])
+    rows = api.get("overview")["listeners"]
+    nodes = {row.get("node") for row in rows}
+    columns = ["protocol", "ip_address", "port"]
+    return Rows(rows, columns if len(nodes) < 2 else ["node", *columns])
 
 
 def memory_breakdown(api: Api) -> Rows:
@@ -108,7 +112,8 @@ def memory_breakdown(api: Api) -> Rows:
     total = sum(row["rss_bytes"] for row in rows) or 1
     for row in rows:
         row["percent"] = 100 * row["rss_bytes"] / total
-    return Rows(sorted(rows, key=lambda row: -row["rss_bytes"]), ["name", "rss_bytes", "percent"])
+    columns = [*_node_column(rows), "name", "rss_bytes", "percent"]
+    return Rows(sorted(rows, key=lambda row: -row["rss_bytes"]), columns)
 
 
 def message_size_stats(api: Api) -> Rows:
@@ -119,13 +124,12 @@ def message_size_stats(api: Api) -> Rows:
 def list_node_auth_attempt_stats(api: Api) -> Rows:
     """List the numbers of logins by protocol."""
     columns = ["protocol", "auth_attempts", "auth_attempts_failed", "auth_attempts_succeeded"]
-    name = str(api.get("nodes")[0]["name"])
-    return Rows(api.get("auth", "attempts", name), columns)
+    return Rows(api.get("auth", "attempts", _called_node(api)), columns)
 
 
 def reset_node_auth_attempt_metrics(api: Api) -> None:
     """Count logins from 0 again."""
-    api.delete("auth", "attempts", str(api.get("nodes")[0]["name"]))
+    api.delete("auth", "attempts", _called_node(api))
 
 
 def tls_versions() -> None:
@@ -140,6 +144,17 @@ def cipher_suites() -> None:
         typer.echo(cipher["name"])
 
 
+def _called_node(api: Api) -> str:
+    """Return the name of the node that answers."""
+    nodes = api.get("nodes")
+    return str(nodes[0]["name"] if len(nodes) == 1 else api.get("overview")["node"])
+
+
+def _node_column(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the column of the node, if the rows are of a cluster."""
+    return ["node"] if any("node" in row for row in rows) else []
+
+
 def _check(api: Api, *path: str) -> None:
     passed, said = api.health(*path)
     if passed:
@@ -147,7 +162,8 @@ def _check(api: Api, *path: str) -> None:
     reasons = [str(said.get("reason"))]
     for row in said.get("alarms", []):
         source = f"shard {row['shard']}" if "shard" in row else row.get("process")
-        reasons.append(f"{source}: {row['alarm']}" if source is not None else str(row["alarm"]))
+        where = [str(part) for part in (row.get("node"), source) if part is not None]
+        reasons.append(": ".join([" ".join(where)] * bool(where) + [str(row["alarm"])]))
     reasons += [row["certificate"] for row in said.get("expired", [])]
     fail("; ".join(reasons), FAILED)
 
@@ -169,7 +185,6 @@ COMMANDS: dict[str, Command] = {
     "server_version": node.version,
     **_CHECK_COMMANDS,
     "is_running": _CHECK_COMMANDS["check_running"],
-    "check_local_alarms": _CHECK_COMMANDS["check_alarms"],
     "check_port_listener": check_port_listener,
     "check_protocol_listener": check_protocol_listener,
     "check_port_connectivity": check_port_connectivity,

@@ -108,11 +108,13 @@ def cluster_status(api: Api) -> Rows:
         ]
 
     rows = [
-        {"cluster": overview["cluster_name"], "node": node["name"], "running": node["running"],
+        {**node, "cluster": overview["cluster_name"], "node": node["name"],
          "alarms": node.get("alarms", []), "listeners": listeners_of(node["name"])}
         for node in nodes
     ]  # fmt: skip
     columns = ["cluster", "node", "running", "alarms", "listeners"]
+    if any("is_leader" in node for node in nodes):
+        columns[3:3] = ["is_leader", "version"]
     return Rows(rows, columns, cluster_document(overview, nodes))
 
 

@@ -98,7 +98,7 @@ def shutdown(
 
 
 def status(api: Api, formatter: Formatter = "table", as_json: Json = False) -> None:
-    """List the processes with their pids, and the shards with their queues.
+    """List the processes with their pids, the shards with their queues, and what is wrong.
 
     JSON has the keys of rabbitmqctl, and these lists as `broker_processes` and `shards`.
     """
@@ -113,9 +113,13 @@ def status(api: Api, formatter: Formatter = "table", as_json: Json = False) -> N
     columns = PROCESS_COLUMNS
     if any(row["kind"] == "shard" and row.get("front_door") is not None for row in processes):
         columns = [*PROCESS_COLUMNS, "front_door"]
-    show(Rows(processes, columns), formatter)
+    in_cluster = ["node"] if any("node" in row for row in processes) else []
+    show(Rows(processes, [*in_cluster, *columns]), formatter)
     typer.echo("")
-    show(Rows(shards, SHARD_COLUMNS), formatter)
+    show(Rows(shards, [*in_cluster, *SHARD_COLUMNS]), formatter)
+    for node in api.get("nodes") if in_cluster else ():
+        for alarm in node["alarms"] if node["running"] else ["down"]:
+            typer.echo(f"\n{node['name']}: {alarm}")
 
 
 def run_module(module: str, *arguments: str) -> int:

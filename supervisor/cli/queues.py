@@ -99,7 +99,7 @@ def list_shard_owners(
     ],
     vhost: Vhost = "/",
 ) -> Rows:
-    """List the shards of a virtual queue, each with the consumer that owns it."""
+    """List the shards of a virtual queue with their nodes and the consumers that own them."""
     found: dict[str, Any] = api.get(
         "virtual-queues", vhost, queue, thing=f"virtual queue '{queue}' in vhost '{vhost}'"
     )
@@ -107,10 +107,19 @@ def list_shard_owners(
     for shard in found["shards"]:
         for owner in shard["owners"] or [{}]:
             channel = owner.get("channel_details", {}).get("name", "")
-            rows.append(shard | {"owner": "", "moving": False} | owner | {"channel": channel})
-    for row in rows:
-        row["owner"] = row.get("consumer_tag", "")
-    return Rows(rows, ["index", "queue", "shard", "state", "group", "owner", "channel", "moving"])
+            rows.append(
+                shard
+                | {"moving": False}
+                | owner
+                | {
+                    "channel": channel,
+                    "owner": owner.get("consumer_tag", ""),
+                    "node": shard["node"],
+                    "owner_node": owner.get("node", ""),
+                }
+            )
+    columns = ["index", "queue", "shard", "node", "state", "group", "owner", "owner_node"]
+    return Rows(rows, [*columns, "channel", "moving"])
 
 
 def list_stream_tracking(api: Api, stream: Stream, vhost: Vhost = "/") -> Rows:

@@ -19,6 +19,7 @@ PURPOSES = {
     "http/prometheus": "Prometheus exporter API over HTTP",
 }
 IN_SERVICE = "not under maintenance"
+UNKNOWN = "unknown"  # of a node that is down
 
 
 def status_document(
@@ -87,36 +88,48 @@ def status_document(
 
 
 def cluster_document(overview: dict[str, Any], nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the JSON of `cluster_status`, from what the broker says of itself and its nodes."""
+    """Return the JSON of `cluster_status`, from what the broker says of itself and its nodes.
+
+    As in RabbitMQ only running nodes have versions and listeners.
+    """
     names = [node["name"] for node in nodes]
+    running = [node for node in nodes if node["running"]]
     return {
         "alarms": [alarm for node in nodes for alarm in _alarms(node)],
         "cluster_name": overview["cluster_name"],
         "disk_nodes": names,
         "feature_flags": [],
-        "listeners": {name: _listeners(overview, name) for name in names},
-        "maintenance_status": dict.fromkeys(names, IN_SERVICE),
+        "listeners": {node["name"]: _listeners(overview, node["name"]) for node in running},
+        "maintenance_status": {
+            node["name"]: IN_SERVICE if node["running"] else UNKNOWN for node in nodes
+        },
         "partitions": {},
         "ram_nodes": [],
-        "running_nodes": [node["name"] for node in nodes if node["running"]],
-        "versions": {
-            name: {
-                "erlang_version": overview.get("erlang_full_version", ""),
-                "rabbitmq_name": overview.get("product_name", ""),
-                "rabbitmq_version": overview.get("rabbitmq_version", ""),
-            }
-            for name in names
-        },
+        "running_nodes": [node["name"] for node in running],
+        "versions": {node["name"]: _versions(overview, node) for node in running},
     }
+
+
+def _versions(overview: dict[str, Any], node: dict[str, Any]) -> dict[str, str]:
+    found = {
+        "erlang_version": overview.get("erlang_full_version", ""),
+        "rabbitmq_name": overview.get("product_name", ""),
+        "rabbitmq_version": overview.get("rabbitmq_version", ""),
+    }
+    # Nodes of a cluster say their versions, which may differ during an upgrade.
+    return found | ({"product_version": node["version"]} if "version" in node else {})
 
 
 def _alarms(node: dict[str, Any]) -> list[dict[str, Any]]:
     kinds = (("memory", "mem_alarm"), ("disk", "disk_free_alarm"))
-    return [
+    found = [
         {"node": node["name"], "resource": resource, "type": "resource_limit"}
         for resource, key in kinds
         if node.get(key)
     ]
+    if not node.get("etcd_up", True):
+        found.append({"node": node["name"], "resource": "etcd", "type": "away"})
+    return found
 
 
 def _listeners(overview: dict[str, Any], name: str | None = None) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ HELP: Final = (
     "1-5, tab: list   s, S: sort by next, previous column   r: reverse   /: filter   v: vhost"
     "   space: pause   q: quit"
 )
+HELP_OF_CLUSTER: Final = HELP.replace("1-5, tab: list", "1-6, tab: list   n: nodes")
 ESCAPE: Final = "\x1b"
 RIGHT: Final = "\x1b[C"
 LEFT: Final = "\x1b[D"
@@ -50,7 +51,7 @@ class View(NamedTuple):
             return (self.kind,)
         if self.kind == "connections":
             return ("vhosts", vhost, self.kind)
-        return (self.kind,) if self.kind == "shards" else (self.kind, vhost)
+        return (self.kind,) if self.kind in WITHOUT_VHOST else (self.kind, vhost)
 
 
 QUEUE_COLUMNS: Final = (
@@ -123,7 +124,36 @@ VIEWS: Final = (
         False,
     ),
 )
-FROM_LEAST: Final = ("name", "vhost", "user", "state", "alarm")  # Texts begin with A.
+# The list of a cluster, and the column that rows of queues, connections and shards have there.
+NODES: Final = View(
+    "nodes",
+    (
+        Column("name", "name"),
+        Column("state", "state"),
+        Column("leads", "is_leader"),
+        Column("shards", "shards"),
+        Column("queues", "queues"),
+        Column("connections", "sockets_used"),
+        Column("cores", "processors"),
+        Column("memory MB", "memory MB"),
+        Column("disk free MB", "disk free MB"),
+        Column("up s", "up s"),
+        Column("version", "version"),
+        Column("alarms", "alarms"),
+    ),
+    "name",
+    "nodes",
+    False,
+)
+NODE: Final = Column("node", "node")
+WITH_NODE: Final = ("overview", "queues", "connections", "shards")
+CLUSTER_VIEWS: Final = (
+    *(v._replace(columns=(*v.columns, NODE)) if v.name in WITH_NODE else v for v in VIEWS),
+    NODES,
+)
+WITHOUT_VHOST: Final = ("shards", "nodes")  # lists that neither a vhost nor a filter cuts
+# Texts begin with A.
+FROM_LEAST: Final = ("name", "vhost", "user", "state", "alarm", "alarms", "node", "version")
 
 
 @dataclass
@@ -132,6 +162,7 @@ class ScreenState:
 
     filter: str = ""
     vhost: str | None = None
+    is_cluster: bool = False
     is_over: bool = False
     is_paused: bool = False
     is_typing: bool = False  # Keys go into the filter.
@@ -140,9 +171,14 @@ class ScreenState:
     _reverses: dict[str, bool] = field(default_factory=dict)
 
     @property
+    def views(self) -> tuple[View, ...]:
+        """The lists that there are."""
+        return CLUSTER_VIEWS if self.is_cluster else VIEWS
+
+    @property
     def view(self) -> View:
         """The list that is looked at."""
-        return VIEWS[self._at]
+        return self.views[self._at]
 
     @property
     def column(self) -> Column:
@@ -158,7 +194,7 @@ class ScreenState:
 
     def look_at(self, name: str) -> bool:
         """Choose a list by its name, and return whether there is such a list."""
-        found = [at for at, view in enumerate(VIEWS) if view.name == name]
+        found = [at for at, view in enumerate(self.views) if view.name == name]
         self._at = found[0] if found else self._at
         return bool(found)
 
@@ -170,8 +206,8 @@ class ScreenState:
         return is_known
 
     def shows(self, row: dict[str, Any]) -> bool:
-        """Return whether the filter and the vhost let a row through. Shards have neither."""
-        if self.view.name == "shards":
+        """Return whether the filter and the vhost let a row through."""
+        if self.view.name in WITHOUT_VHOST:
             return True
         is_here = self.vhost is None or row.get("vhost") == self.vhost
         return is_here and self.filter.lower() in str(row.get("name", "")).lower()
@@ -197,7 +233,7 @@ class ScreenState:
             vhosts: Gives the names of the vhosts.
         """
         if key in (RIGHT, LEFT):
-            self._at = (self._at + (1 if key == RIGHT else -1)) % len(VIEWS)
+            self._at = (self._at + (1 if key == RIGHT else -1)) % len(self.views)
             return
         if key.startswith(ESCAPE):
             self.is_typing, self.filter = False, ""
@@ -236,6 +272,8 @@ class ScreenState:
             case " ":
                 self.is_paused = not self.is_paused
             case "\t":
-                self._at = (self._at + 1) % len(VIEWS)
-            case _ if key.isdecimal() and 1 <= int(key) <= len(VIEWS):
+                self._at = (self._at + 1) % len(self.views)
+            case "n":
+                self.look_at(NODES.name)
+            case _ if key.isdecimal() and 1 <= int(key) <= len(self.views):
                 self._at = int(key) - 1

@@ -22,7 +22,7 @@ PIECE = re.compile(r"(\d+)(\w)")
 AGE = re.compile(r"\d+[YMDhms]")  # The form of x-max-age.
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
-Ignored = "Accepted for rabbitmq-streams' scripts; there is one host."
+Ignored = "Accepted for rabbitmq-streams' scripts, and without effect."
 
 
 def add_super_stream(

@@ -26,7 +26,14 @@ from rich.text import Text
 
 from shardmq.supervisor.cli.api import USAGE, Api, Rows, fail
 from shardmq.supervisor.cli.names import complete_vhosts
-from shardmq.supervisor.cli.screen_state import HELP, VIEWS, ScreenState
+from shardmq.supervisor.cli.screen_state import (
+    HELP,
+    HELP_OF_CLUSTER,
+    NODE,
+    NODES,
+    VIEWS,
+    ScreenState,
+)
 from shardmq.supervisor.cli.show import table
 
 # The counters whose rates are shown, and the words for them.
@@ -76,11 +83,20 @@ class Screen:
         self._overview: dict[str, Any] = {}
         self._processes: list[dict[str, Any]] = []
         self._shards: list[dict[str, Any]] = []
+        self._nodes: list[dict[str, Any]] = []  # of a cluster
 
     def poll(self) -> None:
-        """Ask for the totals, processes and shards, and compute the rates since the last time."""
+        """Ask for the totals, processes and shards, and compute the rates since the last time.
+
+        The command ends if the state takes the broker for a cluster, and it is none.
+        """
         self._overview, self._shards = self._api.get("overview"), self._api.get("shards")
         self._processes = self._api.get("processes")
+        is_cluster = any(NODE.key in row for row in self._shards)
+        if self._state.is_cluster and not is_cluster:
+            fail("the broker is no cluster: it has no nodes to list, or to sort by", USAGE)
+        self._state.is_cluster = is_cluster
+        self._nodes = self._api.get("nodes") if is_cluster else []
         stats = self._overview.get("message_stats", {})
         counters = {shown: float(stats.get(name, 0)) for name, shown in COUNTERS.items()}
         cpu = {
@@ -95,6 +111,15 @@ class Screen:
             row["messages"] = row.get("live_messages")
             row["disk MB"] = (row.get("disk_bytes") or 0) / 1e6
             row["cpu %"] = self._per_second.get(f"shard {row['shard']}")
+        for row in self._nodes:
+            own = [shard["queues"] for shard in self._shards if shard["node"] == row["name"]]
+            row |= {"state": "running" if row["running"] else "down", "queues": sum(own)}
+            for shown, key, size in (
+                ("memory MB", "mem_used", 1e6),
+                ("disk free MB", "disk_free", 1e6),
+                ("up s", "uptime", 1e3),
+            ):
+                row[shown] = row[key] / size if key in row else None
 
     def vhosts(self) -> list[str]:
         """Return the names of the vhosts."""
@@ -118,12 +143,13 @@ class Screen:
         room = height - HEIGHT_FIXED
         if view.name == "overview":
             room -= len(self._processes) + len(self._shards)
-            parts += [table(Rows(self._processes, PROCESSES)), ""]
-            parts += [table(Rows(self._shards, SHARDS)), ""]
+            in_cluster = [NODE.shown] if state.is_cluster else []
+            parts += [table(Rows(self._processes, [*PROCESSES, *in_cluster])), ""]
+            parts += [table(Rows(self._shards, [*SHARDS, *in_cluster])), ""]
         rows = self._rows(min(ROWS_MAX, max(5, room)))
         parts.append(table(Rows(rows, [column.shown for column in view.columns])))
         if has_keys:
-            parts += ["", Text(HELP, style="dim")]
+            parts += ["", Text(HELP_OF_CLUSTER if state.is_cluster else HELP, style="dim")]
         return Group(*parts)
 
     def _rows(self, most: int) -> list[dict[str, Any]]:
@@ -134,7 +160,9 @@ class Screen:
             query |= {"name": state.filter} if state.filter else {}
             rows = self._api.get(*view.path(state.vhost), **query)["items"]
         else:
-            rows = self._shards if view.name == "shards" else self._api.get(*view.path(state.vhost))
+            known = {"shards": self._shards, NODES.name: self._nodes}
+            path = view.path(state.vhost)
+            rows = known[view.name] if view.name in known else self._api.get(*path)
             rows = [row for row in rows if state.shows(row)]
             rows.sort(key=lambda row: _sortable(state.column.value(row)), reverse=state.is_reverse)
         return [{c.shown: c.value(row) for c in view.columns} for row in rows[:most]]
@@ -153,7 +181,11 @@ def top(
     ),
     count: int = typer.Option(0, "--count", "-c", min=0, help="Number of polls. 0: until Ctrl-C."),
     view: Annotated[
-        str, typer.Option(help=f"The list to begin with: {', '.join(view.name for view in VIEWS)}.")
+        str,
+        typer.Option(
+            help=f"The list to begin with: {', '.join(view.name for view in VIEWS)}, "
+            f"in a cluster also {NODES.name}."
+        ),
     ] = VIEWS[0].name,
     sort: Annotated[str, typer.Option(help="The column to sort by, as its heading.")] = "",
     filter: Annotated[str, typer.Option(help="Show names with this text only.")] = "",
@@ -164,12 +196,14 @@ def top(
         ),
     ] = "",
 ) -> None:
-    """Watch rates, processes, shards, queues, connections and groups.
+    """Watch rates, processes, shards, queues, connections, groups and nodes.
 
     On a terminal, keys choose the list, its order, a filter and a vhost, as the last line says.
     In a file or pipe the polls follow each other.
     """
     state = ScreenState(filter=filter, vhost=vhost or None)
+    # The first poll tells whether the broker is a cluster.
+    state.is_cluster = view == NODES.name or sort == NODE.shown
     if not state.look_at(view):
         fail(f"--view: one of {', '.join(one.name for one in VIEWS)}, not {view}", USAGE)
     if sort and not state.sort_by(sort):

@@ -15,7 +15,8 @@ import pytest
 
 from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.nodes.relay import NO_LEADER, Relay
-from shardmq.broker.controller.nodes.streams import (
+from shardmq.cluster.secret import Keys, keys_of, tls_context
+from shardmq.cluster.streams import (
     CONTROL,
     HTTP,
     OPENING_BYTES_MAX,
@@ -26,7 +27,6 @@ from shardmq.broker.controller.nodes.streams import (
     OpeningProtocol,
     open_stream,
 )
-from shardmq.cluster.secret import Keys, keys_of, tls_context
 
 KEYS = keys_of("a secret of many words", "coffee")
 OTHER_KEYS = keys_of("another secret of many words", "coffee")

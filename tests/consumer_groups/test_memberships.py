@@ -82,7 +82,9 @@ class Bench:
         for index, id in enumerate(QUEUES):
             self.catalog.apply(QueuePut("/", f"e - {index}", id, index, part=ShardOf("e", index)))
         self.doors, self.shards = FakeDoors(), FakeShards()
-        self.memberships = Memberships(self.catalog, self.doors, self.shards, range(doors))
+        self.memberships = Memberships(
+            self.catalog, self.doors, self.shards, range(doors), lambda shard: 0
+        )
         self.answers: list[tuple[int, str, dict[str, Any]]] = []
 
     def change(self, *changes: QueuePut) -> None:

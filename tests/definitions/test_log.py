@@ -288,9 +288,9 @@ def test_frames_are_amqp_and_come_back_as_they_were(change: AnyChange) -> None:
     frame = encode_method(change)  # type: ignore[arg-type]  # definition() makes only these
     consumed, channel, _ = pamqp.frame.unmarshal(frame)
     assert (consumed, channel) == (len(frame), 0)
-    beside = (0, 0, "", None)
+    beside = (0, 0, "", None, None)
     if isinstance(change, QueuePut):
-        beside = (change.id, change.shard, change.owner, change.part)
+        beside = (change.id, change.shard, change.owner, change.part, change.moving)
     assert decode_method(frame, change.vhost, *beside) == change  # type: ignore[union-attr]
 
 

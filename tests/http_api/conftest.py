@@ -300,7 +300,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     (tmp_path / "status.json").write_text(json.dumps(status))
     writer = asyncio.create_task(authority.run())
     clock = Clock()
-    view = ClusterView(0, NODE, (0, 1), lambda: facts_of(config, context.memory))
+    view = ClusterView(0, NODE, (0, 1), lambda: facts_of(context.config, context.memory))
     context = Context(
         authority,
         presence,

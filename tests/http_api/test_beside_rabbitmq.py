@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from shardmq.broker.controller.management.metrics.object_metrics import churn_rates
+from shardmq.broker.controller.management.metrics.churn import churn_rates
 from shardmq.broker.controller.management.resources.processes import own_node
 from tests.http_api.conftest import CONNECTION, Api
 from tests.http_api.test_api import make

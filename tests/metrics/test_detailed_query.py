@@ -17,6 +17,7 @@ from shardmq.broker.controller.management.metrics.detailed_query import (
     Selection,
 )
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
+from shardmq.broker.controller.management.metrics.part import Part
 from shardmq.broker.controller.management.metrics.stats import reader_key
 from shardmq.broker.controller.management.responses import matching
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
@@ -161,7 +162,8 @@ async def test_families_hold_the_metrics_that_rabbitmq_has_in_them(made: Api) ->
         reader = wire.ReaderStats(stream.id, 0, number, 1, "tag", offset)
         stats.readers[reader_key(reader)] = reader
     selected = Selection(("exchange_metrics", "stream_consumer_metrics"))
-    parts = object_metrics.lines(context, stats, selected, object_metrics.DETAILED, SlicedWork())
+    part = Part(context, context.cluster.own)
+    parts = object_metrics.lines(part, stats, selected, object_metrics.DETAILED, SlicedWork())
     text = b"".join([part async for part in parts]).decode()
     assert [line for line in text.splitlines() if not line.startswith("#")] == [
         'rabbitmq_detailed_exchange_messages_published_total{vhost="/",exchange=""} 7.0',

@@ -8,7 +8,7 @@ from shardmq.broker.controller.moving import mover
 from shardmq.broker.model.changes import Moving, QueuePut
 from tests.support.moving_world import PromiseBroken, play
 
-SEEDS = range(60)
+SEEDS = range(30)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

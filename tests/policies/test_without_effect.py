@@ -92,8 +92,8 @@ def test_the_sentence_names_what_and_where_and_why() -> None:
         "on this host alone: it has no replicas",
         "parameter shovel of 'move' in vhost '/' is kept without effect: there are no shovels: no "
         "message is moved",
-        "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: there is one "
-        "host: queues have no replicas and no leader to place",
+        "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: a queue has "
+        "no replicas of its own",
         "queue type quorum of queue 'q' in vhost '/' is kept without effect: the queue is durable "
         "and on this host alone: it has no replicas",
     ]

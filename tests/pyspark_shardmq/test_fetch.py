@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from pyspark_shardmq.fetch import Broker, BrokerError
 from pyspark_shardmq.offsets import Range
 from pyspark_shardmq.options import read_options
 from tests.support.fake_streams import FakeStreams
+
+pa = pytest.importorskip("pyarrow")
 
 ROWS = 2500
 ROW_BYTES = 300  # a batch is many times larger than one system call may receive
@@ -184,3 +187,108 @@ def test_a_trouble_that_may_pass_is_tried_again(text: bytes) -> None:
         assert server.connections == 4
     finally:
         server.close()
+
+
+# -- scans that are sent to another node ---------------------------------------------------------
+
+
+class Cluster:
+    """Two servers: the one that is asked sends all scans to the other one, and lists `nodes`."""
+
+    def __init__(self, scheme: str = "http") -> None:
+        self.asked: list[tuple[str, bytes]] = []  # requests of both, by the name of the server
+        self.refusal = b""  # the answer of the other one, if it refuses
+        self.far = Answering(self._give)
+        self.near = Answering(self._send_on)
+        self.far_url = f"{scheme}://127.0.0.1:{self.far.port}"
+        self.nodes = {"b": [self.far_url]}
+
+    def close(self) -> None:
+        self.near.close()
+        self.far.close()
+
+    def _send_on(self, connection: socket.socket) -> None:
+        request = connection.recv(1 << 16)
+        self.asked.append(("near", request))
+        if b"/arrow?" in request:
+            self._say(connection, b"307 X\r\nLocation: %b/rows/t" % self.far_url.encode(), b"{}")
+        else:
+            self._say(connection, b"200 X", json.dumps({"nodes": self.nodes}).encode())
+
+    def _give(self, connection: socket.socket) -> None:
+        self.asked.append(("far", connection.recv(1 << 16)))
+        if self.refusal:
+            status, self.refusal = self.refusal, b""
+            self._say(connection, status, b"{}")
+            return
+        rows = pa.record_batch({"value": [b"a", b"b"], "offset": [0, 1]})
+        self._say(connection, b"200 X", fetch.as_stream(rows))
+
+    @staticmethod
+    def _say(connection: socket.socket, head: bytes, body: bytes) -> None:
+        connection.sendall(
+            b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+            % (head, len(body), body)
+        )
+
+
+@pytest.fixture
+def two() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def sent_on(cluster: Cluster) -> list[bytes]:
+    url = f"http://127.0.0.1:{cluster.near.port}"
+    options = {"shardmq.url": url, "subscribe": "orders", "shardmq.password": "hidden"}
+    options |= {"fetchOffset.retryIntervalMs": "1", "requestTimeoutMs": "20000"}
+    broker = Broker(read_options(options).connection)
+    one = Range("orders", 0, "an id", 0, 2)
+    return [value for batch in broker.scan(one, ["value"]) for value in batch["value"].to_pylist()]
+
+
+def test_a_scan_is_followed_to_a_node_without_a_password(two: Cluster) -> None:
+    assert sent_on(two) == [b"a", b"b"]
+    assert [where for where, _ in two.asked] == ["near", "near", "far"]
+    (request,) = [request for where, request in two.asked if where == "far"]
+    assert request.startswith(b"GET /rows/t HTTP/1.1\r\n")
+    assert b"authorization" not in request.lower()
+    assert all(b"authorization" in said.lower() for where, said in two.asked if where == "near")
+
+
+@pytest.mark.parametrize(
+    "nodes", [{}, {"b": []}, {"b": ["http://127.0.0.1:1"]}, {"b": ["https://127.0.0.1:1"]}], ids=str
+)
+def test_a_scan_that_is_sent_to_a_stranger_is_not_followed(
+    two: Cluster, nodes: dict[str, list[str]]
+) -> None:
+    two.nodes = nodes
+    with pytest.raises(BrokerError, match="which is no node that it lists"):
+        sent_on(two)
+    assert two.far.connections == 0
+
+
+@pytest.mark.parametrize(
+    "location", ["", "/rows/t", "http://", "file:///etc/passwd", "http://u@b/"]
+)
+def test_a_location_that_is_no_url_of_a_node_is_not_followed(two: Cluster, location: str) -> None:
+    two.far_url = location
+    with pytest.raises(BrokerError, match="which is no node that it lists"):
+        sent_on(two)
+
+
+def test_tls_is_not_left_for_plain_http_or_the_other_way() -> None:
+    cluster = Cluster("https")
+    with pytest.raises(BrokerError, match="which is no node that it lists"):
+        sent_on(cluster)
+    assert cluster.far.connections == 0
+    cluster.close()
+
+
+@pytest.mark.parametrize("status", [b"401 X", b"404 X", b"503 X"])
+def test_a_node_that_does_not_know_the_ticket_is_not_the_end(two: Cluster, status: bytes) -> None:
+    """The ticket was too old, or the stream is on another node now: the leader knows."""
+    two.refusal = status
+    assert sent_on(two) == [b"a", b"b"]
+    assert [where for where, _ in two.asked] == ["near", "near", "far", "near", "far"]

@@ -75,3 +75,15 @@ def test_alarms_have_rabbitmqctls_form() -> None:
         {"node": "n", "resource": resource, "type": "resource_limit"}
         for resource in ("memory", "disk")
     ]
+
+
+def test_a_node_that_is_down_has_neither_versions_nor_listeners() -> None:
+    listener = {"protocol": "amqp", "ip_address": "::1", "port": 1}
+    overview = {"cluster_name": "c", "listeners": [listener | {"node": name} for name in "ab"]}
+    up = {"name": "a", "running": True, "version": "1.2", "etcd_up": False}
+    found = cluster_document(overview, [up, {"name": "b", "running": False}])
+    assert (found["disk_nodes"], found["running_nodes"]) == (["a", "b"], ["a"])
+    assert [*found["versions"]] == [*found["listeners"]] == ["a"]
+    assert found["versions"]["a"]["product_version"] == "1.2"
+    assert found["maintenance_status"] == {"a": "not under maintenance", "b": "unknown"}
+    assert found["alarms"] == [{"node": "a", "resource": "etcd", "type": "away"}]

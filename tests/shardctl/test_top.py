@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pty
 import re
@@ -12,10 +13,12 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from shardmq.supervisor.cli.app import app
 from shardmq.supervisor.cli.screen_state import LEFT, RIGHT, VIEWS, ScreenState
+from shardmq.supervisor.cli.top import Screen
 from tests.support.brokers import Api
 from tests.support.real_broker import PATIENCE_S, SOURCE, RealBroker
 
@@ -65,6 +68,72 @@ def test_a_vhost_is_chosen_in_turn() -> None:
 def test_pause_and_end() -> None:
     assert pressed(" ").is_paused and not pressed("  ").is_paused
     assert pressed("q").is_over
+
+
+def test_only_a_cluster_has_a_list_of_nodes() -> None:
+    assert pressed("2", "n", "6").view.name == "queues"
+    state = ScreenState(is_cluster=True)
+    for key in ("n", "6", LEFT):
+        state = ScreenState(is_cluster=True)
+        state.press(key, vhosts)
+        assert state.view.name == "nodes"
+    state.press(RIGHT, vhosts)
+    assert state.view.name == "overview" and state.sort_by("node")
+    assert not ScreenState().sort_by("node")
+
+
+NODE_ROWS = [
+    {"name": "shardmq@a", "running": True, "is_leader": True, "shards": [0], "mem_used": 5_000_000,
+     "disk_free": 7_000_000, "uptime": 9_000, "sockets_used": 3, "processors": 2, "version": "1.2",
+     "alarms": ["etcd does not answer"]},
+    {"name": "shardmq@b", "running": False, "is_leader": False, "shards": [1], "alarms": []},
+]  # fmt: skip
+
+
+class ClusterApi:
+    """The answers of a cluster whose second node is down."""
+
+    def get(self, *path: str, **query: str) -> object:
+        shards = [
+            {"shard": n, "queues": 4 + n, "node": row["name"]} for n, row in enumerate(NODE_ROWS)
+        ]
+        totals = {"messages_ready": 1, "messages_unacknowledged": 0}
+        objects = dict.fromkeys(("connections", "channels", "consumers", "queues"), 1)
+        queue = {"name": "q", "vhost": "/", "shard": 1, "node": "shardmq@b"}
+        answers = {
+            "overview": {"queue_totals": totals, "object_totals": objects},
+            "shards": shards,
+            "processes": [{"name": "shard-0", "kind": "shard", "index": 0, "node": "shardmq@a"}],
+            "nodes": [dict(row) for row in NODE_ROWS],
+            "queues": {"items": [queue]},
+        }
+        return answers[path[0]]
+
+
+def drawn(view: str) -> list[list[str]]:
+    """Return the words of the lines that a cluster shows."""
+    state = ScreenState(is_cluster=True)
+    assert state.look_at(view)
+    screen = Screen(ClusterApi(), state)  # type: ignore[arg-type]
+    screen.poll()
+    console = Console(width=300, file=io.StringIO())
+    console.print(screen.draw(50, has_keys=True))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "n: nodes" in text
+    return [re.split(r"  +", line.strip()) for line in text.splitlines()]
+
+
+def test_the_nodes_of_a_cluster_are_shown() -> None:
+    rows = {line[0]: line[1:] for line in drawn("nodes")}
+    assert rows["shardmq@a"][:4] == ["running", "true", "[0]", "4"]
+    assert rows["shardmq@a"][4:] == ["3", "2", "5", "7", "9", "1.2", '["etcd does not answer"]']
+    assert rows["shardmq@b"] == ["down", "false", "[1]", "5"]
+
+
+def test_queues_and_processes_of_a_cluster_have_their_node() -> None:
+    lines = drawn("overview")
+    assert ["/", "q", "1", "shardmq@b"] in lines
+    assert any(line[0] == "shard-0" and line[-1] == "shardmq@a" for line in lines)
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)

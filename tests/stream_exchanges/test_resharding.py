@@ -14,6 +14,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from shardmq.broker.controller.decisions.decision import Decision
 from shardmq.broker.controller.resharding.reshard_progress import Question, ReshardProgress
 from shardmq.broker.controller.resharding.states import Step, hold_of, queues_losing_keys
 from shardmq.broker.model.changes import OPEN, ParameterPut, QueuePut, ShardOf
@@ -57,9 +58,11 @@ class Play(ReshardingPlay):
         super().__init__(seed)
         self.queues: dict[int, Kept] = {}
         self.seen: dict[str, int] = dict.fromkeys(KEYS, 0)
-        decision = self.world.declare(type=kind, x_shards=shards)
-        self._told(decision.create)
+        self._told(self.declare(kind, shards).create)
         self.door_applies()
+
+    def declare(self, kind: str, shards: int) -> Decision:
+        return self.world.declare(type=kind, x_shards=shards)
 
     # -- what the carrier sees of the others
 

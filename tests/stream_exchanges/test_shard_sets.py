@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from shardmq.broker.model.changes import (
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.model.values import SHARDS_PER_EXCHANGE_MAX
 from shardmq.broker.routing import route
-from shardmq.broker.routing.placement import Placement
+from shardmq.broker.routing.placement import NodeShards, Placement
 from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
 from tests.support.catalogs import rebuilt
 
@@ -41,13 +42,12 @@ HASH = "x-modulus-hash"
 class World:
     """The controller's decisions, without the log and the links."""
 
-    def __init__(self, shards: int = SHARDS) -> None:
+    def __init__(self, shards: int = SHARDS, nodes: Iterable[NodeShards] = ()) -> None:
+        self.placement = Placement(range(shards), nodes)
         self.catalog = Catalog()
         self.catalog.apply(VhostPut("/"))
         self._last_id = 0
-        self.decisions = Decisions(
-            self.catalog, self._new_id, lambda: "name", Placement(range(shards))
-        )
+        self.decisions = Decisions(self.catalog, self._new_id, lambda: "name", self.placement)
         self.follows = True  # changes of the number go through at once
         self.watch: str | None = None  # an exchange that must have a route after each single change
 

@@ -73,6 +73,8 @@ class MovingRounds(Rounds):
         self.mover.start()
         try:
             return super().run(rounds, rest_each) | {"moves": self.mover.moves}
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.load.state()}") from error
         finally:
             self.mover.ends.set()
             self.mover.join()

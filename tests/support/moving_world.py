@@ -365,13 +365,13 @@ class World:
             self.shards[queue.shard].tell(m.DeleteQueue(0, queue.id), m.CONTROLLER)
         return Answer(0)
 
-    def make(self, goes_on: bool, kind: type[mover._Move]) -> mover._Move:
+    def make(self, is_own: bool, kind: type[mover._Move]) -> mover._Move:
         links, doors = mock.Mock(), mock.Mock()
         links.request, doors.fence = self.request, self.fence
         links.shards = [mock.Mock(used=set()), mock.Mock(used=set())]
         authority = mock.Mock(ask=self.ask)
         return kind(
-            self.catalog, authority, links, doors, NAME, MoveProgress(), goes_on,
+            self.catalog, authority, links, doors, NAME, MoveProgress(), is_own,
             asyncio.Semaphore(1),
         )  # fmt: skip
 
@@ -381,9 +381,8 @@ class World:
             self.happen()
         self.trouble = REQUESTS_MAX
         await self.ask(Move("/", "q", 1 - self._queue().shard))
-        goes_on = False
         while self._queue().moving is not None:
-            task = asyncio.ensure_future(self.make(goes_on, kind).run())
+            task = asyncio.ensure_future(self.make(self.random.random() < 0.3, kind).run())
             for _ in range(self.random.randrange(10, 300)):
                 if task.done():
                     break
@@ -392,7 +391,6 @@ class World:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-            goes_on = True
         self.apply()
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import msgspec
 import pika
 
+from shardmq.cluster.rules import Record
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
 
@@ -37,13 +40,31 @@ def node_environment(secret: str = SECRET) -> dict[str, str]:
 
 
 class RealCluster:
-    """The nodes of a cluster, as a context manager. The first one leads at first."""
+    """The nodes of a cluster, as a context manager. The first one leads at first.
 
-    def __init__(self, directory: Path, etcd: RealEtcd, nodes: int = 3, shards: int = 1) -> None:
+    With `replicas` above 1 so many nodes have the messages of each shard. `environment` is added to
+    that of each node.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        etcd: RealEtcd,
+        nodes: int = 3,
+        shards: int = 1,
+        replicas: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._directory = directory
         self.etcd = etcd
         self._shards = shards
         self._count = nodes
+        self._replicas = replicas
+        self._environment = {
+            **node_environment(),
+            "SHARDMQ_CLUSTER_REPLICAS": str(replicas),
+            **(environment or {}),
+        }
         self.nodes: list[RealBroker] = []
 
     def __enter__(self) -> RealCluster:
@@ -69,7 +90,29 @@ class RealCluster:
             self._directory / name,
             shards=self._shards,
             more=node_arguments(self.etcd, name),
-            environment=node_environment(),
+            environment=self._environment,
+        )
+
+    def copies(self) -> dict[int, Record]:
+        """Return the records of the shards that have copies, from etcd."""
+        prefix = f"/shardmq/{NAME}/copies/"
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        rows = self.etcd.ask("kv/range", key=prefix.encode(), range_end=end.encode())
+        return {
+            int(b64decode(row["key"]).decode().removeprefix(prefix)): msgspec.json.decode(
+                b64decode(row["value"]), type=Record
+            )
+            for row in rows.get("kvs", ())
+        }
+
+    def wait_for_copies(self) -> None:
+        """Wait until each shard has as many nodes in sync as it is to have."""
+        wait_until(
+            lambda: (
+                [len(record.in_sync) for record in self.copies().values()]
+                == [self._replicas] * self._shards * self._count
+            ),
+            "all copies to be in sync",
         )
 
     def clean_up(self) -> None:

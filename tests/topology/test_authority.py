@@ -670,10 +670,10 @@ async def test_a_request_that_nobody_foresaw_is_the_only_one_that_fails(
 ) -> None:
     decide = world.authority._decisions.decide
 
-    def trips(request: Any, owner: str) -> Any:
+    def trips(request: Any, owner: str, asked_at: str) -> Any:
         if request.name == "trap":
             raise ZeroDivisionError
-        return decide(request, owner)
+        return decide(request, owner, asked_at)
 
     monkeypatch.setattr(world.authority._decisions, "decide", trips)
     answers = await asyncio.gather(*(world.ask(declare(name)) for name in ("a", "trap", "b")))

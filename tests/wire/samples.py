@@ -116,6 +116,8 @@ CONTROL: list[wire.Control] = [
     wire.TakeLetters(14, 7, 1 << 40, 3, 8, True),
     wire.Letters(14, 2, b"records", [(0, 1)], [(1, 3)], 9),
     wire.PutLetters(15, 8, 1 << 40, 3, b"records", [(0, 1)], [(1, 3)]),
+    wire.AskLetters(16, 8),
+    wire.LastLetters(16, 1 << 40, 3),
     wire.Recall(16, 7, True),
     wire.Purge(17, 7, 2),
     wire.DeadLetters(20, "/", "orders", "expired", "dlx", "dead", True, 1, b"message"),

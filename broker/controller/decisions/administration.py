@@ -10,9 +10,11 @@ from shardmq.broker.controller.decisions.decision import (
     Inputs,
 )
 from shardmq.broker.controller.decisions.hidden_queues import delay_queue
+from shardmq.broker.controller.decisions.stream_exchanges import with_shard_queues
 from shardmq.broker.model import checks, patterns
 from shardmq.broker.model.arguments import QUEUE_TYPES
 from shardmq.broker.model.changes import (
+    DRAINED_NODES,
     ExchangePut,
     ParameterDelete,
     ParameterPut,
@@ -129,6 +131,8 @@ def _put_or_deleted(inputs: Inputs, change: ParameterPut | ParameterDelete) -> D
 
     Exchanges that delay messages from now on, by a policy, get a queue to keep them in first.
     """
+    if change.component == DRAINED_NODES:
+        return Decision([change], next_steps=with_shard_queues(inputs))
     if change.component not in COMPONENTS:
         return Decision([change])
     vhost = inputs.vhost(change.vhost)

@@ -10,7 +10,7 @@ from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import AnyChange, QueuePut
 from shardmq.broker.model.checks import Refusal
-from shardmq.broker.routing.placement import Placement
+from shardmq.broker.routing.placement import Placement, Places
 
 NOT_FOUND = 404
 BAD_REQUEST = 400
@@ -56,8 +56,9 @@ class Inputs(NamedTuple):
 
     new_queue_id: returns an id that no queue had before.
     new_name: returns a name for a queue that was declared without one.
-    placement: the shards that new queues are placed on.
+    placement: the shards and nodes that are known.
     leaving: ids of queues whose shard was asked whether they may go, and has not answered.
+    asked_at: the name of the node whose HTTP API was asked; "" for none.
     """
 
     catalog: Catalog
@@ -65,6 +66,12 @@ class Inputs(NamedTuple):
     new_name: Callable[[], str]
     placement: Placement
     leaving: Container[int]
+    asked_at: str = ""
+
+    @property
+    def places(self) -> Places:
+        """The shards that new queues are placed on, and the nodes that are to have queues."""
+        return self.placement.without(self.catalog.drained_nodes)
 
     def vhost(self, name: str) -> Vhost:
         """Return a vhost. Raises Refusal if it does not exist."""

@@ -24,8 +24,10 @@ from shardmq.broker.controller.requests import (
     Closed,
     CutOff,
     Drained,
+    Forget,
     Move,
     MoveOn,
+    NodesChanged,
     OwnerGone,
     Pause,
     Removal,
@@ -70,6 +72,7 @@ _DECIDE: Final[dict[type, Callable[[Inputs, Any, str], Decision]]] = {
     Pause: queues.pause,
     Move: moves.begin,
     MoveOn: moves.go_on,
+    Forget: moves.forget,
     Removal: queues.gone,
     Drained: queues.drained,
     OwnerGone: queues.owner_gone,
@@ -78,6 +81,7 @@ _DECIDE: Final[dict[type, Callable[[Inputs, Any, str], Decision]]] = {
     Unbind: bindings.unbind,
     SuperStreamDeclare: super_streams.declare,
     Restore: stream_exchanges.restore,
+    NodesChanged: stream_exchanges.nodes_changed,
     CutOff: stream_exchanges.cut_off,
     Closed: stream_exchanges.closed,
     Settled: stream_exchanges.settled,
@@ -107,10 +111,14 @@ class Decisions:
     ) -> None:
         self._inputs = Inputs(catalog, new_queue_id, new_name, placement, leaving)
 
-    def decide(self, request: Any, owner: str) -> Decision:
-        """Decide about a request of the connection `owner` ("" for none). Raises Refusal."""
+    def decide(self, request: Any, owner: str, asked_at: str = "") -> Decision:
+        """Decide about a request of the connection `owner` ("" for none). Raises Refusal.
+
+        `asked_at` is the name of the node whose HTTP API was asked.
+        """
         _check_values(request)
-        decision = _DECIDE[type(request)](self._inputs, request, owner)
+        inputs = self._inputs._replace(asked_at=asked_at) if asked_at else self._inputs
+        decision = _DECIDE[type(request)](inputs, request, owner)
         return with_hidden_queues_gone(self._inputs, decision)
 
     def reshape(self, decided: Decision, before: Policies) -> Decision:

@@ -33,7 +33,7 @@ def delay_queue(inputs: Inputs, exchange: ExchangePut) -> QueuePut:
 def _hidden_queue(
     inputs: Inputs, exchange: ExchangePut, name: str, arguments: dict[str, Any]
 ) -> QueuePut:
-    id, shard = inputs.new_queue_id(), inputs.placement.place(exchange.vhost, name)
+    id, shard = inputs.new_queue_id(), inputs.places.by_name(exchange.vhost, name)
     return QueuePut(exchange.vhost, name, id, shard, exchange.durable, arguments=arguments)
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from shardmq.broker.controller.decisions.bindings import unbound_exchanges, unbound_first
 from shardmq.broker.controller.decisions.decision import BAD_REQUEST, Decision, Inputs
+from shardmq.broker.controller.decisions.placing import shard_for
 from shardmq.broker.controller.requests import Drained, OwnerGone, Pause, Removal
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog, Vhost
@@ -42,7 +43,7 @@ def declare(inputs: Inputs, ask: QueueDeclare, owner: str) -> Decision:
         ask.vhost,
         name,
         inputs.new_queue_id(),
-        inputs.placement.place(ask.vhost, name),
+        shard_for(inputs, vhost, name, arguments, owner),
         durable,
         ask.auto_delete,
         owner if ask.exclusive else "",

@@ -7,7 +7,7 @@ from typing import Final
 from shardmq.broker.controller import policies
 from shardmq.broker.controller.decisions.decision import Decision, Inputs
 from shardmq.broker.controller.decisions.queues import check_limit, removal_of
-from shardmq.broker.controller.requests import Closed, CutOff, Restore, Settled
+from shardmq.broker.controller.requests import Closed, CutOff, NodesChanged, Restore, Settled
 from shardmq.broker.controller.resharding import cuts, shard_sets
 from shardmq.broker.controller.resharding.reshaping import Reshaping, released
 from shardmq.broker.controller.resharding.states import Event, changed_by
@@ -34,12 +34,11 @@ def check_shard_set(inputs: Inputs, vhost: Vhost, put: ExchangePut) -> None:
     What only a policy asks for is never the client's fault, and not checked here.
     """
     shard_sets.check_arguments(put)
-    want = shard_sets.by_arguments(inputs.catalog, put, inputs.placement.count)
+    want = shard_sets.by_arguments(inputs.catalog, put, inputs.places)
     if want is not None:
         longest = want.name(put.name, want.number - 1)
         checks.check_new_name("queue", longest)
-        names = {want.name(put.name, index) for index in range(want.number)}
-        check_limit(inputs.catalog, vhost, len(names - vhost.queues.keys()))
+        check_limit(inputs.catalog, vhost, len(want.names(put.name) - vhost.queues.keys()))
 
 
 def follow(inputs: Inputs, decided: Decision, before: Policies) -> Decision:
@@ -92,7 +91,7 @@ def reshape(
     """Add to the decision what leads an exchange to the shard queues that it is to have."""
     exchange = vhost.exchanges.get(name)
     want = (
-        shard_sets.wanted(inputs.catalog, vhost, exchange, inputs.placement.count)
+        shard_sets.wanted(inputs.catalog, vhost, exchange, inputs.places)
         if exchange is not None
         else None
     )
@@ -115,7 +114,7 @@ def reshape(
     new = sum(put.vhost == vhost.name and put.name not in vhost.queues for put in decision.create)
     there = len(vhost.queues) - vhost.hidden_queues + new
     room = want.number if most is None else max(0, most - there)
-    reshaping = Reshaping(vhost, exchange, want, inputs.placement, inputs.leaving, in_steps)
+    reshaping = Reshaping(vhost, exchange, want, inputs.places, inputs.leaving, in_steps)
     done = reshaping.run(inputs.new_queue_id, room)
     decision.changes += done.changes
     decision.create += done.created + done.told
@@ -138,6 +137,19 @@ def restore(inputs: Inputs, ask: Restore, owner: str) -> Decision:
     if vhost is not None:
         reshape(inputs, decision, vhost, ask.exchange, NO_POLICIES)
     return decision
+
+
+def nodes_changed(inputs: Inputs, ask: NodesChanged, owner: str) -> Decision:
+    return Decision(next_steps=with_shard_queues(inputs))
+
+
+def with_shard_queues(inputs: Inputs) -> set[tuple[str, str]]:
+    """Return the exchanges that have shard queues, each with its vhost."""
+    return {
+        (vhost.name, exchange)
+        for vhost in inputs.catalog.vhosts.values()
+        for exchange in vhost.part_exchanges()
+    }
 
 
 def closed(inputs: Inputs, ask: Closed, owner: str) -> Decision:

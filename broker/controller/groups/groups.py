@@ -3,7 +3,7 @@
 Consumers of a virtual queue that name the same group share its shards, and each shard has one
 holder. Only the consumers with the highest priority in the group get shards, and their numbers of
 shards differ by one at most; consumers with lower priority stand by. A change moves as few shards
-as this allows.
+as this allows. Where there is a choice, a consumer gets shards of the node that it is connected to.
 
 A shard moves in two steps, so that messages of one key never overtake each other. Its holder is
 told to give it up (TAKE). The next consumer is told to have it (GIVE) when the holder has said that
@@ -22,12 +22,13 @@ Nothing here sends anything: each method returns orders, which `memberships.py` 
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from shardmq.broker.controller.resharding.cuts import FREE, Bounds, Crossing, Move
-from shardmq.broker.shared.control import ConsumeTerms
+from shardmq.broker.shared.control import ConsumeTerms, node_of
 
 GROUP, RANDOM, LEAST = "group", "random", "least"
 
@@ -80,6 +81,15 @@ class InUse(Exception):
     """A consumer is, or asks to be, the only one."""
 
 
+# Returns the number of the node that has a shard queue, by the queue's id.
+NodeOf = Callable[[int], int]
+
+
+def one_node(queue: int) -> int:
+    """Return the number of the node of every queue where there is no cluster."""
+    return 0
+
+
 class Group:
     """The consumers of one group of one virtual queue.
 
@@ -89,9 +99,14 @@ class Group:
     """
 
     def __init__(
-        self, shards: Sequence[int], begun: bool = True, moves: tuple[Move, ...] = ()
+        self,
+        shards: Sequence[int],
+        begun: bool = True,
+        moves: tuple[Move, ...] = (),
+        node_of_queue: NodeOf = one_node,
     ) -> None:
         self.shards = tuple(shards)
+        self._node_of_queue = node_of_queue
         self.begun = begun
         self.moves = moves
         self.crossing = Crossing()
@@ -196,7 +211,7 @@ class Group:
             for more in range(len(active) - len(assignments)):
                 row, at = divmod(more, len(self.shards))
                 assignments.append(Assignment(self.shards[at], row + 1))
-        self.assigned = assign(assignments, active, self.assigned)
+        self.assigned = assign(assignments, active, self.assigned, self._node_of_queue)
         orders = []
         for assignment, holder in self.held.items():
             wanted = self.assigned.get(assignment)
@@ -238,11 +253,13 @@ def assign(
     assignments: Sequence[Assignment],
     consumers: Sequence[GroupConsumer],
     before: dict[Assignment, GroupConsumer],
+    node_of_queue: NodeOf = one_node,
 ) -> dict[Assignment, GroupConsumer]:
     """Return who is to have each assignment; nobody, without consumers.
 
     The numbers of assignments differ by one at most, and as few assignments as this allows get
-    another consumer than `before`.
+    another consumer than `before`. Where that leaves a choice, consumers get assignments of the
+    node that they are connected to.
     """
     if not consumers:
         return {}
@@ -250,17 +267,36 @@ def assign(
     free: list[Assignment] = []
     for assignment in assignments:
         own.get(before.get(assignment, _NOBODY), free).append(assignment)
+    node = {assignment: node_of_queue(assignment.queue) for assignment in assignments}
+    near = Counter(node.values())  # how many assignments each node has
     fewest, more = divmod(len(assignments), len(consumers))
     # The larger shares go to the consumers with most assignments: each keeps one that would move.
-    by_load = sorted(consumers, key=lambda consumer: -len(own[consumer]))
+    by_load = sorted(
+        consumers, key=lambda consumer: (-len(own[consumer]), -near[node_of(consumer.door)])
+    )
     shares = {consumer: fewest + (at < more) for at, consumer in enumerate(by_load)}
+    # How many more assignments the consumers at each node are to have.
+    wanted: Counter[int] = Counter()
     for consumer, mine in own.items():
-        free += mine[shares[consumer] :]
-        del mine[shares[consumer] :]
-    free.reverse()
+        wanted[node_of(consumer.door)] += max(0, shares[consumer] - len(mine))
+    for consumer, mine in own.items():
+        if len(mine) > shares[consumer]:
+            here = node_of(consumer.door)
+            # Kept are those of its node, then those that no consumer of their node is to get.
+            mine.sort(key=lambda each: (node[each] != here, wanted[node[each]] > 0))
+            free += mine[shares[consumer] :]
+            del mine[shares[consumer] :]
+    free_at: dict[int, deque[Assignment]] = {}
+    for assignment in free:
+        free_at.setdefault(node[assignment], deque()).append(assignment)
+    for consumer, mine in own.items():
+        at_node = free_at.get(node_of(consumer.door), deque())
+        while at_node and len(mine) < shares[consumer]:
+            mine.append(at_node.popleft())
+    elsewhere = deque(assignment for there in free_at.values() for assignment in there)
     for consumer, mine in own.items():
         while len(mine) < shares[consumer]:
-            mine.append(free.pop())
+            mine.append(elsewhere.popleft())
     return {assignment: consumer for consumer, mine in own.items() for assignment in mine}
 
 
@@ -274,10 +310,17 @@ class VirtualQueue:
     fixed: the consumers that have one shard for good.
     """
 
-    def __init__(self, shards: Sequence[int], begun: bool, moves: tuple[Move, ...] = ()) -> None:
+    def __init__(
+        self,
+        shards: Sequence[int],
+        begun: bool,
+        moves: tuple[Move, ...] = (),
+        node_of_queue: NodeOf = one_node,
+    ) -> None:
         self.shards = tuple(shards)
         self.begun = begun
         self.moves = moves
+        self._node_of_queue = node_of_queue
         self.groups: dict[str, Group] = {}
         self.fixed: dict[GroupConsumer, tuple[ConsumeTerms, Assignment]] = {}
 
@@ -305,12 +348,16 @@ class VirtualQueue:
     def fix(
         self, consumer: GroupConsumer, terms: ConsumeTerms, choose: Callable[[int], int]
     ) -> Assignment:
-        """Give a consumer one shard for good: a random one, or the first with fewest consumers."""
+        """Give a consumer one shard for good: a random one, or the first with fewest consumers.
+
+        Of several with the fewest it is one of the consumer's node, if there is one.
+        """
         if terms.assignment == RANDOM:
             queue = self.shards[choose(len(self.shards))]
         else:
             loads = self.loads()
-            queue = min(self.shards, key=loads.__getitem__)
+            node = node_of(consumer.door)
+            queue = min(self.shards, key=lambda id: (loads[id], self._node_of_queue(id) != node))
         assignment = Assignment(queue)
         self.fixed[consumer] = (terms, assignment)
         return assignment
@@ -318,7 +365,9 @@ class VirtualQueue:
     def group(self, name: str) -> Group:
         found = self.groups.get(name)
         if found is None:
-            found = self.groups[name] = Group(self.shards, self.begun, self.moves)
+            found = self.groups[name] = Group(
+                self.shards, self.begun, self.moves, self._node_of_queue
+            )
         return found
 
     @property
@@ -332,9 +381,10 @@ class Groups:
     Until `begin` nothing is given or taken: after a start, front doors first say who holds what.
     """
 
-    def __init__(self, choose: Callable[[int], int]) -> None:
+    def __init__(self, choose: Callable[[int], int], node_of_queue: NodeOf = one_node) -> None:
         """Prepare; `choose(n)` returns one of 0 to n - 1."""
         self._choose = choose
+        self._node_of_queue = node_of_queue
         self._begun = False
         self.queues: dict[VirtualQueueName, VirtualQueue] = {}
         self._names: dict[GroupConsumer, VirtualQueueName] = {}
@@ -490,7 +540,9 @@ class Groups:
     ) -> VirtualQueue:
         found = self.queues.get(name)
         if found is None:
-            found = self.queues[name] = VirtualQueue(shards, self._begun, moves)
+            found = self.queues[name] = VirtualQueue(
+                shards, self._begun, moves, self._node_of_queue
+            )
         return found
 
     def _of(

@@ -59,16 +59,25 @@ class Memberships:
     """The consumers of virtual queues at all front doors."""
 
     def __init__(
-        self, catalog: Catalog, links: DoorLinks, shards: ShardLinks, doors: Iterable[int]
+        self,
+        catalog: Catalog,
+        links: DoorLinks,
+        shards: ShardLinks,
+        doors: Iterable[int],
+        node_of_shard: Callable[[int], int],
     ) -> None:
-        """Prepare for the front doors with these numbers."""
+        """Prepare for the front doors with these numbers.
+
+        `node_of_shard` returns the number of the node that has a shard.
+        """
         self._catalog = catalog
+        self._node_of_shard = node_of_shard
         self._links = links
         self._shards = shards
         self._awaited = set(doors)
         # The newest queue that front doors know.
         self._told = max((queue.id for queue in catalog.index.all()), default=0)
-        self.groups = Groups(random.randrange)
+        self.groups = Groups(random.randrange, self._node_of_queue)
         self._return: asyncio.TimerHandle | None = None
         self._poll: asyncio.TimerHandle | None = None
 
@@ -227,6 +236,10 @@ class Memberships:
             return ()
         ids = (vhost.queues[queue].id for queue in vhost.shard_queues(name.exchange))
         return tuple(id for id in ids if id <= self._told)
+
+    def _node_of_queue(self, id: int) -> int:
+        queue = self._catalog.queue_by_id(id)
+        return 0 if queue is None else self._node_of_shard(queue.shard)
 
     def _moves(self, name: VirtualQueueName) -> tuple[cuts.Move, ...]:
         vhost = self._catalog.vhost(name.vhost)

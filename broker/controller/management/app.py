@@ -21,12 +21,20 @@ from aiohttp import hdrs, web
 
 from shardmq.broker.controller.management import api_page, csrf, http_connections, page
 from shardmq.broker.controller.management.api_error import ApiError, not_authorised
-from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route, to_json
+from shardmq.broker.controller.management.call import (
+    BODY_BYTES_MAX,
+    Call,
+    Route,
+    called_node,
+    flag,
+    to_json,
+)
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.login import check_host, user_of
 from shardmq.broker.controller.management.metrics import prometheus
 from shardmq.broker.controller.management.metrics.detailed_query import selection
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
+from shardmq.broker.controller.management.metrics.part import Part
 from shardmq.broker.controller.management.metrics.sampling import Sampler
 from shardmq.broker.controller.management.resources import (
     bindings,
@@ -44,6 +52,7 @@ from shardmq.broker.controller.management.resources import (
     logs,
     message_sizes,
     messages,
+    node_drains,
     overview,
     parameters,
     policies,
@@ -60,7 +69,6 @@ from shardmq.broker.controller.management.resources import (
     vhosts,
     virtual_queues,
 )
-from shardmq.broker.controller.management.resources.overview import product_version
 from shardmq.broker.controller.management.responses import openapi
 from shardmq.broker.controller.management.responses.json_body import (
     JSON,
@@ -71,10 +79,14 @@ from shardmq.broker.controller.management.responses.json_body import (
 )
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
 from shardmq.broker.controller.management.responses.long_responses import ResponseBody, in_one_part
-from shardmq.broker.controller.nodes.streams import LOCAL, LOCAL_SOCKET, METRICS
+from shardmq.broker.controller.node_facts import product_version
+from shardmq.broker.controller.streams.scan_responses import add_rows_route
 from shardmq.broker.shared import rights
+from shardmq.cluster.streams import LOCAL, LOCAL_SOCKET, METRICS
 
 BACKLOG = 128
+# A parameter of the metrics: those of all nodes of a cluster, and not of the one that is called.
+OF_CLUSTER = "cluster"
 # A part in the path of a Route. By aiohttp's own pattern it would not match names with braces.
 ANY_NAME = re.compile(r"\{(\w+)\}")
 SHUTDOWN_S_MAX = 2.0  # for calls that are under way when the controller stops
@@ -84,7 +96,8 @@ RESOURCES = (
     overview, cluster, login_attempts, vhosts, users, queues, explain_route, resharding,
     stream_groups, streams, stream_clients, super_streams, virtual_queues, exchanges, bindings,
     connections, channels, consumers, messages, policies, parameters, limits, health,
-    garbage_collection, processes, shard_load, logs, message_sizes, settings, definitions,
+    garbage_collection, node_drains, processes, shard_load, logs, message_sizes, settings,
+    definitions,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -223,6 +236,8 @@ def api_app(context: Context) -> web.Application:
             return page.response_of(index, request)
         return await send(request, f"{index.type}; charset=utf-8", index.body, index_headers)
 
+    if (elsewhere := context.streams.elsewhere) is not None:
+        add_rows_route(app, elsewhere.tickets, context.to_reader)
     app.router.add_get("/api/openapi.json", send_description)
     app.router.add_get(api_page.INDEX, send_index)
     api_page.add_redirects(app)
@@ -241,15 +256,19 @@ def _options(methods: Iterable[str]) -> Endpoint:
 
 def metrics_app(context: Context) -> web.Application:
     async def metrics(request: web.Request) -> Answer:
-        # Calls with the same key share a response: all that it depends on but the data.
-        key: Hashable = request.path
+        others = (OF_CLUSTER,) if context.cluster.is_cluster else ()
+        is_whole = not others or flag(request.query, OF_CLUSTER)
+        part = Part(context, called_node(context, request), is_whole)
+        selected = None
         if request.path == "/metrics":
-            text: Callable[[], AsyncGenerator[bytes]] = partial(prometheus.text, context)
+            text: Callable[[], AsyncGenerator[bytes]] = partial(prometheus.text, part)
         elif request.path == "/metrics/per-object":
-            text = partial(prometheus.per_object, context)
+            text = partial(prometheus.per_object, part)
         else:
-            key = selected = selection(request.query, FAMILIES, context.catalog.vhosts)
-            text = partial(prometheus.detailed, context, selected)
+            selected = selection(request.query, FAMILIES, context.catalog.vhosts, others)
+            text = partial(prometheus.detailed, part, selected)
+        # Calls with the same key share a response: all that it depends on but the data.
+        key: Hashable = (request.path, selected, part.called, is_whole)
 
         async def made() -> ResponseBody:
             return ResponseBody(prometheus.CONTENT_TYPE, text())

@@ -148,9 +148,7 @@ class Call:
     @property
     def via(self) -> str:
         """The name of the node that was called; it may relay the call to this one."""
-        transport = self.request.transport
-        opening = None if transport is None else transport.get_extra_info("opening")
-        return self.context.cluster.own if opening is None else str(opening.node)
+        return called_node(self.context, self.request)
 
     def node(self) -> str:
         """Return the node in the path, else the one that was called. Raises 404 if unknown."""
@@ -168,10 +166,7 @@ class Call:
 
         Any other value is refused: it must not be taken for False, as that may delete more.
         """
-        given = self.request.query.get(name, "false").lower()
-        if given not in FLAGS:
-            raise bad_request(f"{name}: true or false")
-        return FLAGS[given]
+        return flag(self.request.query, name)
 
     def knows_only(self, names: Collection[str], *, once: bool = False) -> None:
         """Raise 400 for any other parameter in the query, and with `once` for a repeated one.
@@ -241,7 +236,7 @@ class Call:
     async def ask_without_rights(self, request: Any) -> Answer:
         """Do the same as `ask` without checking rights."""
         makes_something = imported.needed(request, self.catalog)
-        answer = check(await self.authority.ask(request))
+        answer = check(await self.authority.ask(request, asked_at=self.via))
         self.warnings += without_effect.sentences([request])
         if makes_something:
             self.authority.warn_of(request)
@@ -294,6 +289,21 @@ class Call:
         if not self.is_local and not self.catalog.permissions.may_enter(self.user.name, vhost.name):
             raise not_authorised("User not authorised to access virtual host")
         return vhost
+
+
+def called_node(context: Context, request: web.Request) -> str:
+    """Return the name of the node that was called; it may relay the call to this one."""
+    transport = request.transport
+    opening = None if transport is None else transport.get_extra_info("opening")
+    return context.cluster.own if opening is None else str(opening.node)
+
+
+def flag(query: MultiMapping[str], name: str) -> bool:
+    """Return a condition in a query, False if there is none. Raises 400 for any other value."""
+    given = query.get(name, "false").lower()
+    if given not in FLAGS:
+        raise bad_request(f"{name}: true or false")
+    return FLAGS[given]
 
 
 def existing(thing: T | None) -> T:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from shardmq.broker.controller.authority import Authority
@@ -20,6 +21,8 @@ from shardmq.broker.controller.management.responses.long_responses import LongRe
 from shardmq.broker.controller.management.responses.sorted_queues import SortedQueues
 from shardmq.broker.controller.memory import MemoryWatch
 from shardmq.broker.controller.moving.mover import MoveProgress
+from shardmq.broker.controller.moving.relocating import Relocating
+from shardmq.broker.controller.peers.front_door import socket_path
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.peers.shard_links import ShardLinks
@@ -27,6 +30,7 @@ from shardmq.broker.controller.resharding.reshard_progress import ReshardProgres
 from shardmq.broker.controller.span_export import SpanExport
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
+from shardmq.broker.controller.streams.stream_reader import ReaderConnection, connected
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.logins import Logins
 
@@ -35,8 +39,8 @@ from shardmq.broker.shared.logins import Logins
 class LoginCounts:
     succeeded: int = 0
     failed: int = 0
-    # By protocol, the succeeded and failed logins that an operator has reset.
-    forgotten: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # By node and protocol, the succeeded and failed logins that an operator has reset.
+    forgotten: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,9 @@ class Context:
     resharding: Mapping[tuple[str, str], ReshardProgress] = field(default_factory=dict)
     # Moves of queues to other shards, by vhost and queue.
     moves: Mapping[tuple[str, str], MoveProgress] = field(default_factory=dict)
+    relocating: Relocating | None = None  # of a controller that runs
+    # Takes the claims of a node with this number out of etcd; None without a cluster.
+    forget_node: Callable[[int], Awaitable[None]] | None = None
     imports: Imports = field(default_factory=Imports)
     http_connections: HttpConnections = field(default_factory=HttpConnections)
     long_responses: LongResponses = field(default_factory=LongResponses)
@@ -69,6 +76,23 @@ class Context:
     past: Past = field(default_factory=Past)
     refusal_log: RefusalLog = field(default_factory=RefusalLog)
     http_logins: LoginCounts = field(default_factory=LoginCounts)
+
+    def door_paths(self) -> list[str]:
+        """Return the sockets of the front doors of this node that are there now."""
+        config = self.config
+        own = range(config.first_door, config.first_door + config.doors)
+        doors = (door.number for door in self.links.doors())
+        return [socket_path(config.runtime_dir, number) for number in doors if number in own]
+
+    def to_reader(self, shard: int | None) -> AbstractAsyncContextManager[ReaderConnection]:
+        """Connect to the reader of the node that has a shard; None: to that of this node.
+
+        Raises OSError and ReaderLost.
+        """
+        elsewhere = self.streams.elsewhere
+        if elsewhere is None or shard is None or elsewhere.is_here(shard):
+            return connected(self.config.runtime_dir)
+        return elsewhere.reader(shard)
 
     @property
     def catalog(self) -> Catalog:

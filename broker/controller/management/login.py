@@ -18,10 +18,10 @@ from shardmq.broker.controller.management.api_error import (
     not_authorised,
 )
 from shardmq.broker.controller.management.context import Context
-from shardmq.broker.controller.nodes.streams import LOCAL as LOCAL_SERVICE
 from shardmq.broker.model.changes import UserPut
 from shardmq.broker.shared.failures import UNSEEN
 from shardmq.broker.shared.logins import WRONG, TakesLong, is_loopback
+from shardmq.cluster.streams import LOCAL as LOCAL_SERVICE
 
 # Who calls by the Unix socket, as shardctl does. The catalog may have another user of this name.
 LOCAL: Final = UserPut("shardctl", "", "", ["administrator"])

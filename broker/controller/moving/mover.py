@@ -3,6 +3,7 @@
 A move goes on from its step in the catalog (`decisions/moves.py`), in this process or the one after
 it:
 
+0. CHOSEN. The shard at the new place makes the queue.
 1. BEGUN. Front doors attach the consumers at the new place, where nothing is yet. The old place
    hands out no more. What clients hold is waited for HANDOVER_S at most; the rest comes again, as
    redelivered.
@@ -38,6 +39,7 @@ from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     BEGUN,
     CALLED_OFF,
+    CHOSEN,
     PASSING,
     SHUT,
     Moving,
@@ -65,6 +67,7 @@ IN_SEQUENCE: Final = 406
 IN_SEQUENCE_TEXT: Final = "producers have published in sequence to it (x-producer-id)"
 
 STEP_NAMES: Final = {
+    CHOSEN: "chosen",
     BEGUN: "begun",
     PASSING: "passing",
     SHUT: "shut",
@@ -109,29 +112,24 @@ class Moves:
 
     async def run(self) -> None:
         """Carry moves through until cancelled. Each queue has a task of its own."""
-        known: set[int] = set()
+        known: set[QueueName] = set()
         try:
             while True:
                 moving = self._catalog.index.moving()
                 for queue in moving:
                     name = QueueName(queue.vhost, queue.name)
                     if name not in self._tasks:
-                        # A move that is there already may have been begun by another process.
-                        goes_on = queue.id in known or not self._is_new(queue)
-                        known.add(queue.id)
-                        self._tasks[name] = asyncio.create_task(self._carry(name, goes_on))
-                known.intersection_update(queue.id for queue in moving)
+                        is_own = name in known
+                        self._tasks[name] = asyncio.create_task(self._carry(name, is_own))
+                known = {QueueName(queue.vhost, queue.name) for queue in moving}
                 await asyncio.sleep(LOOK_S)
         finally:
             for task in self._tasks.values():
                 task.cancel()
 
-    def _is_new(self, queue: QueuePut) -> bool:
-        return queue.moving is not None and queue.moving.step == BEGUN
-
-    async def _carry(self, name: QueueName, goes_on: bool) -> None:
+    async def _carry(self, name: QueueName, is_own: bool) -> None:
         progress = self.progress[name] = MoveProgress()
-        move = self._make(name, progress, goes_on, self._some)
+        move = self._make(name, progress, is_own, self._some)
         try:
             await move.run()
         except Exception:  # the next look begins it again
@@ -153,16 +151,18 @@ class _Move:
         front_doors: DoorLinks,
         name: QueueName,
         progress: MoveProgress,
-        goes_on: bool,
+        is_own: bool,
         some: asyncio.Semaphore,
     ) -> None:
+        """Prepare. `is_own` says that this process has begun to carry the move out before."""
         self._catalog = catalog
         self._authority = authority
         self._shards = shards
         self._front_doors = front_doors
         self._name = name
         self._progress = progress
-        self._goes_on = goes_on
+        self._is_own = is_own
+        self._goes_on = False  # for another mover, whose last batch may be at the new place
         self._some = some
         self._mover = secrets.randbits(48)
         self._number = 0  # of the last batch that the new place has
@@ -170,6 +170,7 @@ class _Move:
         self._is_shut = False  # by this process
         self._letters: wire.Letters | None = None  # taken, and not known to be at the new place
         self._steps = {
+            CHOSEN: self._choose,
             BEGUN: self._begin,
             PASSING: self._pass,
             SHUT: self._end,
@@ -214,18 +215,23 @@ class _Move:
 
     # -- the steps -------------------------------------------------------------------------------
 
-    async def _begin(self, queue: QueuePut, moving: Moving) -> None:
-        await self._step(moving, BEGUN)
-        await self._prepare(queue)
+    async def _choose(self, queue: QueuePut, moving: Moving) -> None:
+        await self._step(moving, CHOSEN)
         reply = await self._shards.request(
-            moving.shard, lambda n: wire.Recall(n, moving.id), ANSWER_S
+            queue.shard, lambda n: wire.Recall(n, queue.id), ANSWER_S
         )
         if isinstance(reply, wire.Refused) and reply.code == IN_SEQUENCE:
             log.error("%s is called off: %s", self._name, IN_SEQUENCE_TEXT)
             await self._step(moving, CALLED_OFF)
-            return
-        if isinstance(reply, wire.Refused):
-            raise _Away(f"shard {moving.shard}: {reply.text}")
+        elif isinstance(reply, wire.Refused):
+            raise _Away(f"shard {queue.shard}: {reply.text}")
+        else:
+            await self._step(moving, BEGUN)
+
+    async def _begin(self, queue: QueuePut, moving: Moving) -> None:
+        await self._step(moving, BEGUN)
+        await self._prepare(queue, is_new=True)
+        reply = await self._ask(moving.shard, lambda n: wire.Recall(n, moving.id))
         await self._fence()  # clients have all that the old place has handed out
         until = asyncio.get_running_loop().time() + HANDOVER_S
         while reply.messages and asyncio.get_running_loop().time() < until:
@@ -233,10 +239,21 @@ class _Move:
             reply = await self._ask(moving.shard, lambda n: wire.Recall(n, moving.id))
         await self._step(moving, PASSING)
 
-    async def _prepare(self, queue: QueuePut) -> None:
-        if not self._is_prepared:
-            await self._ask(queue.shard, lambda n: wire.PutLetters(n, queue.id, self._mover, 0))
-            self._is_prepared = True
+    async def _prepare(self, queue: QueuePut, is_new: bool = False) -> None:
+        """Make this mover known at the new place, or go on where the process before has ended.
+
+        Requests of another task of this process may still arrive, so none goes on for that.
+        """
+        if self._is_prepared:
+            return
+        self._goes_on = not is_new
+        if not is_new and not self._is_own:
+            last = await self._ask(queue.shard, lambda n: wire.AskLetters(n, queue.id))
+            if last.mover:
+                self._mover, self._number, self._is_prepared = last.mover, last.number, True
+                return
+        await self._ask(queue.shard, lambda n: wire.PutLetters(n, queue.id, self._mover, 0))
+        self._is_prepared = True
 
     async def _pass(self, queue: QueuePut, moving: Moving) -> None:
         await self._step(moving, PASSING)

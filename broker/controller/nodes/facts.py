@@ -10,7 +10,7 @@ from typing import Final, cast
 import msgspec
 
 from shardmq.broker.controller.node_facts import NodeFacts
-from shardmq.broker.controller.nodes.streams import Address, NoStream
+from shardmq.cluster.streams import Address, NoStream
 
 EACH_S: Final = 1.0
 # A node with hundreds of processes takes some 100 KB.

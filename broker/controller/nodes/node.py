@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from shardmq.broker.controller.cluster_view import places_of
 from shardmq.broker.controller.config import Cluster, ControllerConfig, read_config
 from shardmq.broker.controller.loading import load
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
@@ -27,8 +28,31 @@ from shardmq.broker.controller.memory import MemoryWatch, pids
 from shardmq.broker.controller.node_facts import NodeFacts, facts_of
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
+from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.relay import Relay
-from shardmq.broker.controller.nodes.streams import (
+from shardmq.broker.controller.peers.links import SOCKET_NAME
+from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
+from shardmq.broker.controller.stored.definitions import Definitions, is_of_definitions
+from shardmq.broker.controller.stored.room import OWNER_ONLY
+from shardmq.broker.controller.streams.elsewhere import Elsewhere
+from shardmq.broker.controller.streams.tickets import Tickets
+from shardmq.broker.routing.placement import NodeShards
+from shardmq.broker.shared.certificates import Certificates
+from shardmq.broker.shared.config import ConfigError
+from shardmq.cluster import records
+from shardmq.cluster.copy_streams import CopyStreams, copies_protocol
+from shardmq.cluster.etcd import client
+from shardmq.cluster.following import FollowerOfCopies, HeldFile, new_life
+from shardmq.cluster.leading import LeaderOfCopies
+from shardmq.cluster.membership import Claims
+from shardmq.cluster.operations import CopiedDirectory, OperationLog
+from shardmq.cluster.pairs import EtcdRefused
+from shardmq.cluster.record_store import EtcdRecord
+from shardmq.cluster.records import DOORS_PER_NODE, KeyNames
+from shardmq.cluster.replicated_files import Deposed
+from shardmq.cluster.rules import Lead
+from shardmq.cluster.secret import tls_context
+from shardmq.cluster.streams import (
     CONTROL,
     COPIES,
     FACTS,
@@ -37,42 +61,20 @@ from shardmq.broker.controller.nodes.streams import (
     LOCAL,
     LOCAL_SOCKET,
     METRICS,
+    RANGES,
+    READER,
     VERSION,
     Address,
     NoStream,
     Opening,
     OpeningProtocol,
+    open_pair,
     open_stream,
 )
-from shardmq.broker.controller.peers.links import SOCKET_NAME
-from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
-from shardmq.broker.controller.stored.definitions import Definitions, is_of_definitions
-from shardmq.broker.controller.stored.room import OWNER_ONLY
-from shardmq.broker.shared.certificates import Certificates
-from shardmq.broker.shared.config import ConfigError
-from shardmq.broker.shared.control import ShardElsewhere
-from shardmq.cluster import records
-from shardmq.cluster.etcd import Etcd, Tls
-from shardmq.cluster.following import FollowerOfCopies, HeldFile, NotLeading
-from shardmq.cluster.leading import LeaderOfCopies
-from shardmq.cluster.operations import CopiedDirectory, OperationLog
-from shardmq.cluster.pairs import EtcdRefused
-from shardmq.cluster.record_store import EtcdRecord
-from shardmq.cluster.records import DOORS_PER_NODE, SHARD_PORT, KeyNames
-from shardmq.cluster.replicated_files import Deposed
-from shardmq.cluster.rules import Lead
-from shardmq.cluster.secret import tls_context
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
-DEPOSED: Final = 3
-# A leader that cannot be reached for so long is taken for gone, whatever its lease says.
-UNREACHED_S_MAX: Final = 2.0
-# Each process of a node is a life. Their numbers count quarters of a second since 2025.
-LIFE_NS: Final = 250_000_000
-LIVES_BEGAN_NS: Final = 1_735_689_600 * 1_000_000_000
 HAND_OVER_S_MAX: Final = 2.0
-COPIES_BUFFER_BYTES: Final = 1 << 20
 STORE_BYTES: Final = 8
 REFUSED_MAX: Final = 1000  # different refusals of streams that are logged
 # Beside the definitions, and no part of them: what this node knows of its copy.
@@ -88,16 +90,11 @@ class Node:
         self._config = config
         self._cluster = cluster
         self._stop = stop
-        self._life = (time.time_ns() - LIVES_BEGAN_NS) // LIFE_NS
+        self._life = new_life()
+        self._began_at = time.monotonic()
         self._server_tls = tls_context(cluster.keys, server=True)
         self._client_tls = tls_context(cluster.keys, server=False)
-        etcd = cluster.etcd
-        self._etcd = Etcd(
-            etcd.endpoints,
-            user=etcd.user,
-            password=etcd.password,
-            tls=Tls(etcd.ca, etcd.cert, etcd.key),
-        )
+        self._etcd = client(cluster.etcd)
         keys = KeyNames(cluster.name)
         self._nodes = Nodes(self._etcd, keys, self._changed)
         self._record = EtcdRecord(self._etcd, keys.controller)
@@ -105,12 +102,26 @@ class Node:
         self._follower: FollowerOfCopies | None = None
         self._copies: LeaderOfCopies | None = None
         self._leader: Controller | None = None
-        self._unreached: tuple[int, float] | None = None  # a term, and since when (loop time)
+        self._to_leader = CopyStreams(
+            self._client_tls,
+            self._opening(COPIES, None, None),
+            lambda: self._nodes.record,
+            self._nodes.address,
+            self._leader_gone,
+        )
         self._refused: set[str] = set()
         self._certificates = None if config.tls is None else Certificates(config.tls)
+        tickets, owners = Tickets(cluster.keys.ticket_key), self._nodes.owners
+        self._streams = OwnStreams(
+            config.runtime_dir, tickets, lambda shard: owners.get(shard) == cluster.number
+        )
+        self._elsewhere = Elsewhere(
+            cluster.number, tickets, self._nodes.nodes, owners, self._connect_to
+        )
 
     async def run(self) -> int:
         """Relay and follow, then lead, until `stop` is set; return the exit status."""
+        await self._streams.start()
         server = TlsServer(
             socket.socket(fileno=os.dup(self._cluster.fd)),
             self._server_tls,
@@ -137,6 +148,7 @@ class Node:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             server.close()
+            await self._streams.close()
             await self._etcd.close()
 
     async def _play_roles(self) -> int:
@@ -154,32 +166,20 @@ class Node:
             if is_other and nodes.address(record.leader) is None:
                 self._follower.leader_gone(record.term)
         if self._leader is not None:
-            self._leader.know(nodes.known())
-            self._leader.learn(shards_of(nodes.nodes.values()), doors_of(nodes.nodes.values()))
+            in_sync = [] if record is None else record.in_sync
+            self._leader.know(nodes.known(), in_sync)
+            self._leader.learn(nodes.shards(), doors_of(nodes.nodes.values()))
 
-    async def _connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a stream for copies to a node. Raises OSError, or NotLeading."""
-        address, record = self._nodes.address(leader), self._nodes.record
-        reader = asyncio.StreamReader(COPIES_BUFFER_BYTES)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        loop = asyncio.get_running_loop()
-        try:
-            if address is None:
-                raise NoStream("it is not alive")
-            opening = self._opening(COPIES, None, None)
-            transport = await open_stream(address, self._client_tls, opening, protocol)
-        except NoStream as error:
-            if error.life:
-                raise NotLeading(error.life) from None
-            term = 0 if record is None else record.term
-            if self._unreached is None or self._unreached[0] != term:
-                self._unreached = term, loop.time()
-            elif loop.time() - self._unreached[1] > UNREACHED_S_MAX and self._follower is not None:
-                # Whether it is gone or only cannot be reached from here is decided by etcd.
-                self._follower.leader_gone(term)
-            raise OSError(str(error)) from None
-        self._unreached = None
-        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+    def _leader_gone(self, term: int) -> None:
+        if self._follower is not None:
+            self._follower.leader_gone(term)
+
+    async def _connect_to(
+        self, node: records.Node, service: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream to a node. Raises NoStream."""
+        address = node.address, node.ports["cluster"]
+        return await open_pair(address, self._client_tls, self._opening(service, None, None))
 
     # -- the two roles -----------------------------------------------------------------------------
 
@@ -187,7 +187,11 @@ class Node:
         """Listen for the clients of this node, as a relay."""
         config, runtime_dir = self._config, Path(self._config.runtime_dir)
         relay = Relay(
-            self._client_tls, self._nodes.leader, self._opening, lambda: self._config.http
+            self._client_tls,
+            self._nodes.leader,
+            self._opening,
+            lambda: self._config.http,
+            self._streams,
         )
         await relay.listen_unix(runtime_dir / SOCKET_NAME, CONTROL, 0o700)
         await relay.listen_unix(runtime_dir / LOCAL_SOCKET, LOCAL, 0o660)
@@ -203,6 +207,10 @@ class Node:
         notify.ready()
         return relay
 
+    def _etcd_silent_s(self) -> float:
+        """Return for how many seconds etcd has not answered."""
+        return time.monotonic() - max(self._began_at, self._etcd.heard_at)
+
     async def _tell(self) -> None:
         """Tell the leader the facts of this node, and watch the memory for that."""
         watch = MemoryWatch()
@@ -214,7 +222,7 @@ class Node:
                 config.memory_high_watermark,
                 config.memory_high_watermark_bytes,
             )
-            return facts_of(config, watch)
+            return facts_of(config, watch, self._etcd_silent_s())
 
         def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
             opening = self._opening(FACTS, None, None)
@@ -232,7 +240,7 @@ class Node:
             CopiedDirectory(OWNER_ONLY, data_dir, is_of_definitions),
             self._operations,
             self._record,
-            self._connect,
+            self._to_leader.connect,
             founds=os.urandom(STORE_BYTES).hex(),
         )
         relay = await self._relay()
@@ -270,22 +278,32 @@ class Node:
             definitions = Definitions(
                 Path(config.data_dir), config.boot, copies.replicated, waits_for_others=True
             )
-            loaded = await asyncio.to_thread(load, definitions, config)
-            controller = Controller(config, doors_of(self._nodes.nodes.values()), loaded)
+            loaded = await asyncio.to_thread(load, definitions, config, await self._places())
+            doors = doors_of(self._nodes.nodes.values())
+            controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
+            controller.forget_node = Claims(self._etcd, self._cluster.name).forget
             self._leader = controller
             self._changed()
             status = await controller.run(ends)
             await self._hand_over(copies, leading)
         except Deposed as error:
             log.error("this node leads no more: %s", error)
-            return DEPOSED
+            return notify.DEPOSED
         finally:
             self._leader = None
             self._copies = None
             is_deposed = leading.done()
             for task in (leading, ending):
                 task.cancel()
-        return DEPOSED if is_deposed and not self._stop.is_set() else status
+        return notify.DEPOSED if is_deposed and not self._stop.is_set() else status
+
+    async def _places(self) -> list[NodeShards]:
+        """Return the nodes for those who place queues. That of this controller is alive."""
+        own = self._cluster.node
+        known = await self._nodes.with_member(own)
+        return places_of(
+            node._replace(is_alive=node.is_alive or node.name == own) for node in known
+        )
 
     async def _hand_over(self, copies: LeaderOfCopies, leading: asyncio.Task[str]) -> None:
         """Let another member of the in-sync set lead at once, if this process ends in order."""
@@ -323,6 +341,8 @@ class Node:
                     f"{self._cluster.node} speaks version {VERSION} of the streams between nodes, "
                     f"{opening.node} version {opening.version}"
                 )
+            if opening.service in (RANGES, READER):
+                return self._streams.connection(opening.service)
             if opening.service == COPIES and self._copies is not None:
                 return copies_protocol(self._copies)
             if self._leader is None:
@@ -334,26 +354,6 @@ class Node:
                 self._refused.add(why)
                 log.warning("a stream is refused: %s", why)
             raise
-
-
-def copies_protocol(copies: LeaderOfCopies) -> asyncio.Protocol:
-    """Return the protocol of the stream of a node that follows."""
-    reader = asyncio.StreamReader(COPIES_BUFFER_BYTES)
-    return asyncio.StreamReaderProtocol(reader, copies.serve)
-
-
-def shards_of(nodes: Iterable[records.Node]) -> dict[int, list[ShardElsewhere]]:
-    """Return the shards of each node, by the number of the node."""
-    return {
-        node.number: [
-            ShardElsewhere(
-                int(name.removeprefix(SHARD_PORT)), node.name, f"tcp://{node.address}:{port}"
-            )
-            for name, port in node.ports.items()
-            if name.startswith(SHARD_PORT)
-        ]
-        for node in nodes
-    }
 
 
 def doors_of(nodes: Iterable[records.Node]) -> set[int]:

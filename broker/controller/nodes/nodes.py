@@ -9,14 +9,23 @@ from contextlib import aclosing
 from typing import Any
 
 from shardmq.broker.controller.cluster_view import KnownNode
-from shardmq.broker.controller.nodes.streams import Address
+from shardmq.broker.shared.control import ShardElsewhere
 from shardmq.cluster.etcd import Etcd
 from shardmq.cluster.membership import member_of, members_key
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
 from shardmq.cluster.record_store import RecordAway
 from shardmq.cluster.record_store import decoded as record_of
-from shardmq.cluster.records import BadRecord, Copies, KeyNames, Node, decoded, number_in
+from shardmq.cluster.records import (
+    SHARD_PORT,
+    BadRecord,
+    Copies,
+    KeyNames,
+    Node,
+    decoded,
+    number_in,
+)
 from shardmq.cluster.rules import Record
+from shardmq.cluster.streams import Address
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +35,7 @@ class Nodes:
 
     nodes: the nodes that are alive, by number.
     members: the names of all nodes, by number.
-    owners: the numbers of the nodes that have the shards, by shard.
+    owners: the numbers of the nodes that lead the shards, by shard.
     record: the record of the leader, and `revision` that of its last change; without a record, of
         the whole store.
     changed: called after each change.
@@ -36,6 +45,8 @@ class Nodes:
         self.nodes: dict[int, Node] = {}
         self.members: dict[int, str] = {}
         self.owners: dict[int, int] = {}
+        self._homes: dict[int, int] = {}  # the nodes that have claimed the shards
+        self._copies: dict[int, Record] = {}  # of the shards that have copies
         self.record: Record | None = None
         self.revision = 0
         self._etcd = etcd
@@ -52,7 +63,7 @@ class Nodes:
     def _take_all(self, news: Listing | Changes) -> None:
         try:
             if isinstance(news, Listing):
-                for known in (self.nodes, self.members, self.owners):
+                for known in (self.nodes, self.members, self._homes, self._copies):
                     known.clear()
                 self.record, self.revision = None, news.revision
                 found: tuple[Pair | Deleted, ...] = news.pairs
@@ -62,6 +73,14 @@ class Nodes:
                 self._take(each)
         except (BadRecord, RecordAway) as error:
             log.error("etcd has a wrong value: %s", error)
+        numbers = {name: number for number, name in self.members.items()}
+        self.owners.clear()
+        self.owners.update(self._homes)
+        self.owners.update(
+            (shard, numbers[record.leader])
+            for shard, record in self._copies.items()
+            if record.leader in numbers
+        )
         self._news.set()
         self._news.clear()
         self._changed()
@@ -77,7 +96,10 @@ class Nodes:
         elif news.key.startswith(self._members):
             _set(self.members, news.key, value and member_of(news.key, value).name)
         elif news.key.startswith(self._keys.shards):
-            _set(self.owners, news.key, value and decoded(news.key, value, Copies).leader)
+            home = decoded(news.key, news.value, Copies).leader if isinstance(news, Pair) else None
+            _set(self._homes, news.key, home)
+        elif news.key.startswith(self._keys.copies):
+            _set(self._copies, news.key, record_of(news) if isinstance(news, Pair) else None)
 
     def known(self) -> list[KnownNode]:
         """Return all nodes, those that are not alive too."""
@@ -86,8 +108,28 @@ class Nodes:
             for number, name in sorted(self.members.items())
         ]
 
+    async def with_member(self, name: str) -> list[KnownNode]:
+        """Return all nodes when etcd has said that a node of this name is one of them."""
+        while name not in self.members.values():
+            await self._news.wait()
+        return self.known()
+
     def _shards_of(self, node: int) -> list[int]:
         return sorted(shard for shard, owner in self.owners.items() if owner == node)
+
+    def shards(self) -> dict[int, list[ShardElsewhere]]:
+        """Return the shards that the nodes which are alive lead, by the number of the node.
+
+        A node has ports of shards that it has copies of, too.
+        """
+        return {
+            node.number: [
+                ShardElsewhere(shard, node.name, f"tcp://{node.address}:{port}")
+                for shard in self._shards_of(node.number)
+                if (port := node.ports.get(f"{SHARD_PORT}{shard}")) is not None
+            ]
+            for node in self.nodes.values()
+        }
 
     def address(self, name: str) -> Address | None:
         """Return where the controller of a node is reached; None if the node is not alive."""

@@ -2,8 +2,9 @@
 
 The relay listens where the controller of a node listens: for front doors, for shardctl, for HTTP
 and for metrics. Each connection becomes a stream to the leader, which sees the client and not the
-relay. While nobody leads, a connection waits for LEADER_S_MAX. Then HTTP is answered with 503, and
-all others are closed; front doors come again.
+relay. Only clients that the leader has sent to the streams of this node are served here
+(`own_streams.py`). While nobody leads, a connection waits for LEADER_S_MAX. Then HTTP is answered
+with 503, and all others are closed; front doors come again.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from typing import Final
 
 from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
+from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.pipe import PipeEnd
-from shardmq.broker.controller.nodes.streams import (
+from shardmq.cluster.streams import (
     CONTROL,
+    HTTP,
+    HTTPS,
     Address,
     NoStream,
     Opening,
@@ -48,6 +52,7 @@ class Relay:
 
     leader: waits up to so many seconds for a leader; returns its address, or None.
     opening: makes the opening of a stream, from the service and the two ends of the client.
+    own: serves the streams of this node to clients who come by HTTP; None: nobody does.
     """
 
     def __init__(
@@ -56,7 +61,9 @@ class Relay:
         leader: Callable[[float], Awaitable[Address | None]],
         opening: Callable[[str, Address | None, Address | None], Opening],
         limits: Callable[[], HttpLimits],
+        own: OwnStreams | None = None,
     ) -> None:
+        self._own = own
         self._tls = tls
         self._leader = leader
         self._opening = opening
@@ -100,8 +107,11 @@ class Relay:
         while self._ends:
             await asyncio.sleep(0)
 
-    def _protocol(self, service: str) -> Callable[[], PipeEnd]:
-        return partial(PipeEnd, partial(self._accepted, service), self._ended)
+    def _protocol(self, service: str) -> Callable[[], asyncio.Protocol]:
+        piped = partial(PipeEnd, partial(self._accepted, service), self._ended)
+        if self._own is None or service not in (HTTP, HTTPS):
+            return piped
+        return partial(self._own.for_client, piped)
 
     def _accepted(self, service: str, end: PipeEnd) -> None:
         self._ends.add(end)

@@ -97,8 +97,8 @@ class Handler(Protocol):
 
     def connection_down(self, owner: str) -> None: ...
 
-    def connections_passed(self, count: int) -> None:
-        """Count connections that came and went before they were told of."""
+    def connections_passed(self, door: int, count: int) -> None:
+        """Count connections that came to a front door and went before they were told of."""
 
     def spans_ended(self, spans: list[Span]) -> None: ...
 
@@ -265,7 +265,7 @@ class DoorLinks:
         self._all = frozenset(doors)
         self._expected = set(self._all)  # front doors not seen since the start
         self._handed_out = 0
-        # The shards of the cluster by the number of their node.
+        # The shards of the cluster by the number of the node that leads them.
         self._elsewhere: dict[int, list[ShardElsewhere]] = {}
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._reports: dict[int, _Gathering] = {}
@@ -390,7 +390,8 @@ class DoorLinks:
     def _tell_shards(self, door: FrontDoorLink) -> None:
         own = node_of(door.number)
         shards = [each for node, of in self._elsewhere.items() if node != own for each in of]
-        door.send(ShardsElsewhere(shards))
+        here = [each.number for each in self._elsewhere.get(own, ())]
+        door.send(ShardsElsewhere(shards, here))
 
     def set_alarm(self, reason: str) -> None:
         """Tell each front door, and those that come, the alarm of the broker; "" ends it."""
@@ -587,7 +588,7 @@ class DoorLinks:
             case ConnectionDown():
                 self.handler.connection_down(message.owner)
             case ConnectionsPassed():
-                self.handler.connections_passed(message.count)
+                self.handler.connections_passed(door.number, message.count)
             case ConsumersHere() | ConsumerLeave() | AssignmentGivenUp() | MarkPassed():
                 self.handler.consuming(door.number, door.incarnation, message)
             case Fenced():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from shardmq.broker.shared.control import ConnectionInfo
+from shardmq.broker.shared.control import ConnectionInfo, node_of
 
 
 class Connected(NamedTuple):
@@ -21,17 +22,19 @@ class Presence:
 
     connections_max: the most connections of the broker; 0 for no limit.
     channels_max: the most channels of the broker; 0 for no limit.
-    opened: connections since the controller's start, and those that it found open then.
+    opened: connections since the controller's start, and those that it found open then, by the
+        number of the node that they are at.
     """
 
     def __init__(self) -> None:
         self.connections_max = 0
         self.channels_max = 0
         self._connections: dict[str, ConnectionInfo] = {}
-        self.opened = 0
+        self.opened: Counter[int] = Counter()
 
     def up(self, info: ConnectionInfo) -> None:
-        self.opened += info.owner not in self._connections
+        if info.owner not in self._connections:
+            self.opened[node_of(door_of(info.owner))] += 1
         self._connections[info.owner] = info
 
     def channels_beside(self, owner: str, user: str) -> tuple[int, int]:
@@ -54,7 +57,7 @@ class Presence:
         known = set(self.door_gone(door))
         for info in connections:
             self.up(info)
-            self.opened -= info.owner in known
+            self.opened[node_of(door)] -= info.owner in known
 
     def door_gone(self, door: int) -> list[str]:
         """Forget the connections of a front door, and return their owners."""

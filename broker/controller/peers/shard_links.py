@@ -40,6 +40,8 @@ ASSIGN_PART_QUEUES = 4096
 ABANDONED_S = 5.0
 WAITING_MAX = 100_000  # requests that one shard has not answered
 RECEIVE_BURST = 64  # messages handled before other events of the loop
+# The address of a shard that this node leads.
+HERE = ""
 # zmq's own constants are enums, and each `&` with an enum costs as much as a call.
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 
@@ -129,13 +131,9 @@ class ShardLinks:
         # What may pile up is bounded by WAITING_MAX and by what shards say unasked.
         self._inbox.set_hwm(0)
         self._inbox.bind(self._endpoint)
+        self._runtime_dir = runtime_dir
         for number in self._local:
-            socket = self.shards[number].way = self._context.socket(zmq.PUSH)
-            socket.set_hwm(0)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.RECONNECT_IVL, 10)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-            socket.connect(f"ipc://{runtime_dir}/shard-{number}.sock")
+            self.shards[number].way = self._way_here(number)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._inbox.fileno(), self._heard)
         self._heard()
@@ -146,8 +144,17 @@ class ShardLinks:
         """Return how many shards there are, as far as the controller knows."""
         return len(self.shards)
 
+    def _way_here(self, number: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        socket.connect(f"ipc://{self._runtime_dir}/shard-{number}.sock")
+        return socket
+
     def learn(self, number: int, address: str) -> None:
-        """Reach a shard of another node at this address (tcp://HOST:PORT) from now on.
+        """Reach a shard at this address from now on: tcp://HOST:PORT of another node, or HERE.
 
         Call it behind `start`.
         """
@@ -155,11 +162,14 @@ class ShardLinks:
         while len(self.shards) <= number:
             self.shards.append(Shard(len(self.shards), self._incarnation))
         shard = self.shards[number]
-        if isinstance(shard.way, Dialer):
-            if shard.way.address == address:
+        if shard.way is not None:
+            if address == (shard.way.address if isinstance(shard.way, Dialer) else HERE):
                 return
             self.forget_shard(number)
-        assert shard.way is None, f"shard {number} is of this node"
+        if address == HERE:
+            shard.way, shard.incarnation = self._way_here(number), self._incarnation
+            self._send(shard, self._join())
+            return
         shard.way = Dialer(
             self._context,
             address,
@@ -172,9 +182,9 @@ class ShardLinks:
         shard.way.start(asyncio.get_running_loop())
 
     def forget_shard(self, number: int) -> None:
-        """Take a shard of another node for gone, for good or until it is learnt of again."""
+        """Take a shard for gone, for good or until it is learnt of again."""
         shard = self.shards[number]
-        if isinstance(shard.way, Dialer):
+        if shard.way is not None:
             shard.way.close()
             shard.way = None
             self._session_ended(shard)
@@ -369,6 +379,7 @@ class ShardLinks:
                 | wire.Attached()
                 | wire.UnsettledCount()
                 | wire.Letters()
+                | wire.LastLetters()
             ):
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:

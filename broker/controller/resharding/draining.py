@@ -69,7 +69,7 @@ async def run(
         arrived = bool(queues) and await front_doors.fence()
         messages = await shards.messages(queues) if arrived else {}
         for queue in polls.seen(queues, messages):
-            if not ended_streams.note(queue):
+            if not await ended_streams.note(queue):
                 continue
             await authority.ask(Drained(queue.id))
             assert queue.part is not None  # all queues that drain are shard queues

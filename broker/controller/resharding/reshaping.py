@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
+from itertools import count
 from typing import NamedTuple
 
 import msgspec
@@ -49,7 +50,7 @@ from shardmq.broker.model.changes import (
     ShardOf,
 )
 from shardmq.broker.routing.delaying import inner_type
-from shardmq.broker.routing.placement import Placement, place
+from shardmq.broker.routing.placement import Places, place
 
 
 class Reshaped(NamedTuple):
@@ -69,10 +70,15 @@ class Reshaped(NamedTuple):
 
 
 class TargetQueue(NamedTuple):
-    """A queue that the exchange is to have; `queue` is None if it must be made."""
+    """A queue that the exchange is to have.
+
+    shards: a new queue is placed on one of these.
+    queue: None if the queue must be made.
+    """
 
     name: str
     position: int
+    shards: tuple[int, ...]
     queue: QueuePut | None
 
 
@@ -84,7 +90,7 @@ class Reshaping:
         vhost: Vhost,
         exchange: ExchangePut,
         want: Wanted,
-        placement: Placement,
+        places: Places,
         leaving: Container[int] = (),
         in_steps: bool = True,
     ) -> None:
@@ -96,23 +102,22 @@ class Reshaping:
         """
         self._leaving = leaving
         self._vhost, self._exchange, self._want = vhost, exchange, want
-        self._shards = placement.shards
-        self._first = place(vhost.name, exchange.name, placement.count)
+        self._places = places
         self._parts = {queue.name: queue for queue in vhost.parts(exchange.name)}
         self._done = Reshaped([], [], [], [], [])
         self._bound = {queue.name for queue in self._parts.values() if is_bound(vhost, queue)}
         self._in_steps = keeps_order(vhost, exchange, want.is_set) and (
             in_steps or is_under_way(self._parts.values())
         )
-        self._indexes = range(want.number)
 
     def run(self, new_queue_id: Callable[[], int], room: int) -> Reshaped:
         """Return the changes of the next step; the vhost may have `room` more queues."""
-        self._indexes = self.indexes(room)
-        self._names = [self._want.name(self._exchange.name, index) for index in self._indexes]
+        wanted = self.targets(room)
+        wanted += self._staying_for_now({target.name for target in wanted})
+        self._names = [target.name for target in wanted]
         kept = (self._parts[name].shard for name in self._names if name in self._parts)
         self._load = Counter(kept)  # how many queues of this exchange each shard has
-        targets = self._targets(room)
+        targets = self._possible(wanted, room)
         gaining = self._gaining_keys({target.name for target in targets})
         if gaining and queues_in(SETTLING, self._parts.values()):
             self._note("its shard queues change again when the change before is through")
@@ -122,8 +127,42 @@ class Reshaping:
             self._hold_back(targets, gaining, new_queue_id)
         return self._done
 
-    def indexes(self, room: int) -> range:
-        """Return the indexes of the queues that the exchange is to have.
+    def targets(self, room: int) -> list[TargetQueue]:
+        """Return the queues that the exchange is to have."""
+        if self._want.nodes:
+            return self._at_nodes()
+        shards = self._places.shards
+        return [
+            self._target(self._want.name(self._exchange.name, index), index, shards)
+            for index in self._indexes(room)
+        ]
+
+    def _at_nodes(self) -> list[TargetQueue]:
+        """Return the queues of a set with a number for each node.
+
+        A node that is down keeps its queues and gets no new ones. Indexes in the catalog are those
+        of the whole set, in the order in which the queues were made.
+        """
+        free = count()
+        taken = {queue.part.index for queue in self._parts.values() if queue.part is not None}
+        found = []
+        for node, number, shards in self._want.nodes:
+            for index in range(number):
+                name = self._want.name(self._exchange.name, index, node)
+                queue = self._parts.get(name)
+                if queue is not None and queue.part is not None:
+                    position = queue.part.index
+                else:
+                    position = next(each for each in free if each not in taken)
+                if shards or name in self._bound:
+                    found.append(self._target(name, position, shards))
+        return found
+
+    def _target(self, name: str, position: int, shards: tuple[int, ...]) -> TargetQueue:
+        return TargetQueue(name, position, shards, self._vhost.queues.get(name))
+
+    def _indexes(self, room: int) -> range:
+        """Return the indexes of the queues of a set with one number for all nodes together.
 
         They begin with 0, with an exception: modulus hash moves keys between all queues when the
         number changes. Where the number is set, such an exchange gets all new queues, so that no
@@ -165,11 +204,12 @@ class Reshaping:
             ):
                 yield queue.part.index, queue
 
-    def _targets(self, room: int) -> list[TargetQueue]:
+    def _possible(self, wanted: list[TargetQueue], room: int) -> list[TargetQueue]:
+        """Return those of the queues that can be had now."""
         targets = []
         new = 0
-        for index, name in zip(self._indexes, self._names, strict=True):
-            queue = self._vhost.queues.get(name)
+        for target in wanted:
+            name, queue = target.name, target.queue
             if queue is None and new >= room:
                 self._note(f"'{name}' is not made: the vhost has as many queues as it may")
             elif queue is not None and queue.id in self._leaving:
@@ -177,9 +217,24 @@ class Reshaping:
             elif queue is not None and queue.owner:
                 self._note(f"'{name}' belongs to a connection and cannot be a shard")
             else:
-                targets.append(TargetQueue(name, index, queue))
+                targets.append(target)
                 new += queue is None
         return targets
+
+    def _staying_for_now(self, names: set[str]) -> list[TargetQueue]:
+        """Return queues that are to go, and stay until those that come have got their keys.
+
+        If some queues came and others went in one step, a queue that stays would both gain and
+        lose keys. It could not hold back what arrives and be waited for at the same time.
+        """
+        coming, going = names - self._bound, self._bound - names
+        if not (self._in_steps and coming and going and names & self._bound):
+            return []
+        return [
+            self._target(queue.name, queue.part.index, ())
+            for queue in self._parts.values()
+            if queue.part is not None and queue.name in going
+        ]
 
     def _gaining_keys(self, names: set[str]) -> set[str]:
         """Return which queues must hold back what arrives before the bindings change."""
@@ -260,7 +315,7 @@ class Reshaping:
         put = QueuePut(
             self._vhost.name,
             target.name,
-            shard=self._place(target.position),
+            shard=self._place(target),
             id=new_queue_id(),
             durable=self._exchange.durable,
             arguments=self._want.arguments,
@@ -270,17 +325,19 @@ class Reshaping:
         self._done.created.append(put)
         return put
 
-    def _place(self, index: int) -> int:
+    def _place(self, target: TargetQueue) -> int:
         """Return the shard for a new queue, one that has the fewest queues of this exchange.
 
         Among equals it is the next in turn, beginning with a shard that depends on the exchange.
         """
-        first = self._first + index
-        count = len(self._shards)
-        at = min(range(count), key=lambda at: (self._load[self._shards[at]], (at - first) % count))
-        shard = self._shards[at]
-        self._load[shard] += 1
-        return shard
+        shards = target.shards
+        first = place(self._vhost.name, self._exchange.name, len(shards)) + target.position
+        at = min(
+            range(len(shards)),
+            key=lambda at: (self._load[shards[at]], (at - first) % len(shards)),
+        )
+        self._load[shards[at]] += 1
+        return shards[at]
 
     def _note(self, text: str) -> None:
         self._done.notes.append(

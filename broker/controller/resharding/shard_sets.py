@@ -38,9 +38,12 @@ from shardmq.broker.model.changes import ACTIVE, BindingDelete, ExchangePut, Que
 from shardmq.broker.model.checks import PRECONDITION_FAILED, Refusal
 from shardmq.broker.model.values import shards_fault
 from shardmq.broker.routing.delaying import inner_type
+from shardmq.broker.routing.placement import Places
 from shardmq.broker.routing.spreading import weight_fault
 
-NODE = "shardmq@localhost"  # the name of this host, here and in the HTTP API
+# The name of the host of a broker without a cluster. It is also in the names of shard queues whose
+# number counts for all nodes together.
+NODE = "shardmq@localhost"
 DEFAULT_SHARDS = 1
 DEFAULT_STREAM_KEY = "10000"
 # The binding key where an exchange that spreads by weight is to be bound with a key that is none.
@@ -62,13 +65,26 @@ DRAIN, MERGE, KEEP, DELETE = "drain", "merge", "keep", "delete"
 BREAK_ORDER, DEAD_LETTER = "break-order", "dead-letter"
 
 
+class NodeSet(NamedTuple):
+    """The shard queues of an exchange at one node.
+
+    shards: those that new queues are placed on. Without any, the node keeps the queues that it has.
+    """
+
+    node: str
+    number: int
+    shards: tuple[int, ...]
+
+
 class Wanted(NamedTuple):
     """The shard queues that an exchange is to have.
 
     prefix: begins the names of the queues, and tells in which way the set was asked for.
+    number: how many there are at all nodes together.
     key: the queues are bound with it.
     arguments: the queues are declared with them.
     is_set: the number comes from a parameter of component `shards`.
+    nodes: how many there are at each node of a cluster, if the set was asked for by node.
     """
 
     prefix: str
@@ -76,29 +92,39 @@ class Wanted(NamedTuple):
     key: str
     arguments: dict[str, Any]
     is_set: bool = False
+    nodes: tuple[NodeSet, ...] = ()
 
-    def name(self, exchange: str, index: int) -> str:
+    def name(self, exchange: str, index: int, node: str = NODE) -> str:
         """Return the name of one queue of the set."""
-        return f"{self.prefix}: {exchange} - {NODE} - {index}"
+        return f"{self.prefix}: {exchange} - {node} - {index}"
+
+    def names(self, exchange: str) -> set[str]:
+        """Return the names of all queues of the set, whose indexes begin with 0."""
+        return {
+            self.name(exchange, index, node)
+            for node, number, _ in self.nodes or (NodeSet(NODE, self.number, ()),)
+            for index in range(number)
+        }
 
 
-def wanted(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, shards: int) -> Wanted | None:
-    """Return the shard queues an exchange is to have; None if it is no stream exchange.
-
-    `shards` is the number of shard processes.
-    """
-    want = by_arguments(catalog, exchange, shards) or _by_policy(catalog, vhost, exchange, shards)
+def wanted(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, places: Places) -> Wanted | None:
+    """Return the shard queues an exchange is to have; None if it is no stream exchange."""
+    want = by_arguments(catalog, exchange, places) or _by_policy(catalog, vhost, exchange, places)
     put = catalog.parameters.get((vhost.name, SHARDS, exchange.name))
     if put is None:
         return want
     if want is None and put.value.get(MERGED):
         want = as_it_was(vhost, exchange.name)
-    return None if want is None else set_to(want, put.value[NUMBER], shards)
+    return None if want is None else set_to(want, put.value[NUMBER], places)
 
 
-def set_to(want: Wanted, number: int | str, shards: int) -> Wanted:
-    """Return the same with another number of queues; "auto" is one for each shard process."""
-    return want._replace(number=shards if number == "auto" else int(number), is_set=True)
+def set_to(want: Wanted, number: int | str, places: Places) -> Wanted:
+    """Return the same with another number of queues at all nodes together.
+
+    "auto" is one for each shard process.
+    """
+    count = places.shard_count if number == "auto" else int(number)
+    return want._replace(number=count, is_set=True, nodes=())
 
 
 def as_it_was(vhost: Vhost, exchange: str) -> Wanted | None:
@@ -118,7 +144,7 @@ def is_super_stream_of_rabbitmq(exchange: ExchangePut) -> bool:
     return exchange.type == "direct" and dict(exchange.arguments) == {SUPER_STREAM: True}
 
 
-def by_arguments(catalog: Catalog, exchange: ExchangePut, shards: int) -> Wanted | None:
+def by_arguments(catalog: Catalog, exchange: ExchangePut, places: Places) -> Wanted | None:
     """Return the set that the arguments of the exchange ask for, if they ask for one."""
     arguments = exchange.arguments
     streams, number = arguments.get(SUPER_STREAM, False), arguments.get(NUMBER_ARGUMENT)
@@ -129,18 +155,20 @@ def by_arguments(catalog: Catalog, exchange: ExchangePut, shards: int) -> Wanted
     if number is None:
         number = "auto" if streams is True else streams
     if streams is False:
-        return _wanted(exchange, "sharding", number, arguments.get(KEY_ARGUMENT, ""), shards)
+        return _wanted(exchange, "sharding", number, arguments.get(KEY_ARGUMENT, ""), places)
     key = arguments.get(KEY_ARGUMENT, _stream_setting(catalog, exchange.vhost, SHARD_KEY))
-    return _wanted(exchange, "stream", number, key, shards)
+    return _wanted(exchange, "stream", number, key, places)
 
 
-def _by_policy(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, shards: int) -> Wanted | None:
+def _by_policy(
+    catalog: Catalog, vhost: Vhost, exchange: ExchangePut, places: Places
+) -> Wanted | None:
     if exchange.name in NEVER:
         return None
     definition = vhost.policies_of(exchange).definition
     if NUMBER in definition:
-        key = definition.get(SHARD_KEY, "")
-        return _wanted(exchange, "sharding", definition[NUMBER], key, shards)
+        number, key = definition[NUMBER], definition.get(SHARD_KEY, "")
+        return _by_node(_wanted(exchange, "sharding", number, key, places), number, places)
     if DEFINITION not in definition:
         return None
     put = catalog.parameters.get((vhost.name, DEFINITION, str(definition[DEFINITION])))
@@ -149,7 +177,20 @@ def _by_policy(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, shards: in
     key = (
         named[SHARD_KEY] if SHARD_KEY in named else _stream_setting(catalog, vhost.name, SHARD_KEY)
     )
-    return _wanted(exchange, "stream", number, key, shards)
+    return _by_node(_wanted(exchange, "stream", number, key, places), number, places)
+
+
+def _by_node(want: Wanted, number: int | str, places: Places) -> Wanted:
+    """Return the set with its number for each node; "auto" is one for each shard of the node."""
+    nodes = tuple(
+        NodeSet(
+            node.name,
+            len(node.shards) if number == "auto" else want.number,
+            node.shards if node.is_alive else (),
+        )
+        for node in places.nodes
+    )
+    return want._replace(number=sum(node.number for node in nodes), nodes=nodes) if nodes else want
 
 
 def _stream_setting(catalog: Catalog, vhost: str, name: str) -> Any:
@@ -160,13 +201,13 @@ def _stream_setting(catalog: Catalog, vhost: str, name: str) -> Any:
     return DEFAULT_SHARDS if name == NUMBER else DEFAULT_STREAM_KEY
 
 
-def _wanted(exchange: ExchangePut, prefix: str, number: Any, key: Any, shards: int) -> Wanted:
+def _wanted(exchange: ExchangePut, prefix: str, number: Any, key: Any, places: Places) -> Wanted:
     arguments = exchange.arguments.get(SHARD_ARGUMENTS)
     if shards_fault(NUMBER, number):  # the file of parameters was edited by hand
         number = DEFAULT_SHARDS
     if not isinstance(key, str) or weight_fault(exchange.type, key) is not None:
         key = DEFAULT_WEIGHT
-    count = shards if number == "auto" else number
+    count = places.shard_count if number == "auto" else number
     return Wanted(prefix, count, key, arguments if isinstance(arguments, dict) else {})
 
 

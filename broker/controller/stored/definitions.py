@@ -27,7 +27,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from shardmq.broker.controller.peers.method_frames import Definition
-from shardmq.broker.controller.stored import records, room, rows
+from shardmq.broker.controller.stored import installation, records, room, rows
 from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.controller.stored.rows import FILES_OF, JSON_FILES, JsonChange
 from shardmq.broker.model.catalog import Catalog
@@ -57,6 +57,7 @@ DEAD_RECORDS_MAX = 8192
 RESTART_VERSION_GAP = 1 << 32
 
 LOG_NAME = "definitions.amqp"
+ENDED_NAME = "ended_streams.json"  # written by controller/streams/ended_streams.py
 FILES_NAME = "definitions.files"
 
 _ends_of = attrgetter("vhost", "source", "kind", "destination")
@@ -237,6 +238,14 @@ class Definitions:
         return []
 
     # -- writing -------------------------------------------------------------------------------
+
+    @property
+    def files(self) -> Files:
+        """The files by which what lies beside the definitions is written, too.
+
+        In a cluster the other nodes have all of it.
+        """
+        return self._disk if self.waits_for_others else room.READABLE
 
     def new_queue_id(self) -> int:
         self.last_queue_id += 1
@@ -433,7 +442,7 @@ def is_of_definitions(path: str) -> bool:
     """Return whether a file in a data directory, by its name, is one of the definitions."""
     name = path.removesuffix(".new")
     files = (LOG_NAME, f"{LOG_NAME}.cut", FILES_NAME, *(f"{each}.json" for each in JSON_FILES))
-    return name in files
+    return name in (*files, installation.NAME, ENDED_NAME)
 
 
 def is_lasting(change: Definition, catalog: Catalog) -> bool:

@@ -20,6 +20,7 @@ import orjson
 
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.loading import load_or_begin
+from shardmq.broker.controller.management.cluster_id import identity_of_host
 from shardmq.broker.controller.management.resources.definitions import definitions as exported
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
@@ -35,7 +36,9 @@ def export(directory: Path, out: BinaryIO) -> None:
         raise DefinitionsError(f"{directory}: no definitions there")
     out.write(
         orjson.dumps(
-            exported(definitions.read(), str(directory)), default=_shown, option=orjson.OPT_INDENT_2
+            exported(definitions.read(), identity_of_host(str(directory))),
+            default=_shown,
+            option=orjson.OPT_INDENT_2,
         )
         + b"\n"
     )

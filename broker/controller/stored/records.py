@@ -25,8 +25,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from shardmq.broker.controller.peers.method_frames import (
     Definition,
     decode_method,
@@ -139,9 +137,7 @@ def records(data: bytes, at: int) -> Iterator[Record]:
         if flags & MOVING:
             moving = Moving(*_MOVING.unpack_from(data, after))
             after += _MOVING.size
-        change = decode_method(data[after:end], vhost, queue_id, shard, owner, part)
-        if moving is not None and isinstance(change, QueuePut):
-            change = msgspec.structs.replace(change, moving=moving)
+        change = decode_method(data[after:end], vhost, queue_id, shard, owner, part, moving)
         yield Record(end, version, flags, queue_id, change)
         at = end
 

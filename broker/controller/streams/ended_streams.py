@@ -9,6 +9,7 @@ end that is kept here. The file is JSON, the oldest first, and is written before
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -18,11 +19,11 @@ from typing import Any, Final
 import msgspec
 
 from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.stored.definitions import ENDED_NAME
 from shardmq.broker.controller.stored.room import write_whole
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges, is_stream
 from shardmq.broker.model.changes import QueuePut
 
-NAME: Final = "ended_streams.json"
 FORMAT: Final = 1
 # The oldest are forgotten. A reader of such a stream is told that it does not exist any more.
 ENDED_MAX: Final = 1000
@@ -46,11 +47,20 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class EndedStreams:
-    """The list of ended streams, and its file."""
+    """The list of ended streams, and its file.
 
-    def __init__(self, ranges: StreamRanges, config_now: Callable[[], ControllerConfig]) -> None:
+    write: replaces the file, on stable storage.
+    """
+
+    def __init__(
+        self,
+        ranges: StreamRanges,
+        config_now: Callable[[], ControllerConfig],
+        write: Callable[[Path, bytes], None] = write_whole,
+    ) -> None:
         self._ranges = ranges
         self._config_now = config_now
+        self._write = write
         self._streams: tuple[Ended, ...] | None = None
 
     def of(self, vhost: str, exchange: str) -> list[dict[str, Any]]:
@@ -60,7 +70,7 @@ class EndedStreams:
         ]
         return [{"shard": ended.shard, "id": ended.id, "next": ended.next} for ended in found]
 
-    def note(self, queue: QueuePut) -> bool:
+    async def note(self, queue: QueuePut) -> bool:
         """Keep where a shard ends that is about to go.
 
         Returns whether it may go, because its end is known and on stable storage.
@@ -68,7 +78,7 @@ class EndedStreams:
         if not is_stream(queue) or queue.part is None:
             return True
         config = self._config_now()
-        found = self._ranges.range_of(config, queue)
+        found = (await self._ranges.of(config, [queue])).get(queue.id)
         if found is None:
             return False
         id_ = self._ranges.id_of(config, queue)
@@ -77,7 +87,9 @@ class EndedStreams:
         try:
             streams = (*others, ended)[-ENDED_MAX:]
             text = json.dumps(msgspec.to_builtins(_File(FORMAT, streams)), indent=1) + "\n"
-            write_whole(Path(config.data_dir) / NAME, text.encode())
+            path = Path(config.data_dir) / ENDED_NAME
+            # In a thread, because the disk may be slow, and in a cluster other nodes write it, too.
+            await asyncio.to_thread(self._write, path, text.encode())
         except OSError as error:
             log.warning(
                 "shard queue '%s' in vhost '%s' stays for now: %s", queue.name, queue.vhost, error
@@ -92,7 +104,7 @@ class EndedStreams:
         return self._streams
 
     def _read(self) -> tuple[Ended, ...]:
-        path = Path(self._config_now().data_dir) / NAME
+        path = Path(self._config_now().data_dir) / ENDED_NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=_File).streams
         except FileNotFoundError:

@@ -1,24 +1,24 @@
 """The streams that a name stands for, and where they begin and end.
 
-The shards write the ranges on their boards (`shardd/wire/board.py`).
+The shards write the ranges on their boards (`shardd/wire/board.py`). Those of other nodes are asked
+for.
 """
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.stored.installation import installation_id
+from shardmq.broker.controller.streams.boards import Boards, Wanted, have_gone_on, wait_until
+from shardmq.broker.controller.streams.elsewhere import Elsewhere, Watch
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing import hidden
-from shardmq.shardd.wire.board import BoardView, Range, path_of
-
-POLL_S = 0.005  # how late `wait_until` returns
+from shardmq.shardd.wire.board import Range
 
 
 class StreamShard(NamedTuple):
@@ -32,31 +32,56 @@ class StreamShard(NamedTuple):
 
 
 class StreamRanges:
-    """The ranges of streams, read from the boards of their shards."""
+    """The ranges of streams, read from the boards of the shards of this node.
 
-    def __init__(self) -> None:
-        self._boards: dict[int, BoardView] = {}
+    elsewhere: the other nodes; None without a cluster.
+    """
+
+    def __init__(self, elsewhere: Elsewhere | None = None) -> None:
+        self.elsewhere = elsewhere
+        self._boards = Boards()
         self._installation: uuid.UUID | None = None
 
-    def range_of(self, config: ControllerConfig, queue: QueuePut) -> Range | None:
-        """Return the range of a stream; None if its shard has not said it."""
-        board = self._boards.get(queue.shard)
-        if board is None:
-            board = self._boards[queue.shard] = BoardView(path_of(config.runtime_dir, queue.shard))
-        return board.range_of(queue.id)
+    async def of(self, config: ControllerConfig, queues: Iterable[QueuePut]) -> dict[int, Range]:
+        """Return the ranges of streams by queue id, without those that their shard has not said."""
+        here, far = self._divided(Wanted(queue.shard, queue.id) for queue in queues)
+        found = self._boards.ranges(config.runtime_dir, here)
+        if self.elsewhere is not None and far:
+            found |= await self.elsewhere.ranges(far)
+        return found
+
+    async def wait_for_more(
+        self, config: ControllerConfig, wanted: Callable[[], Iterable[Wanted]], wait_s: float
+    ) -> None:
+        """Wait until a stream has more than `wanted` says, but at most `wait_s` seconds.
+
+        `wanted` is called again and again, because there may be other streams meanwhile.
+        """
+        watch = None if self.elsewhere is None else Watch(self.elsewhere)
+
+        def gone_on() -> bool:
+            here, far = self._divided(wanted())
+            if have_gone_on(here, self._boards.ranges(config.runtime_dir, here)):
+                return True
+            return watch is not None and watch.has_news(far)
+
+        await wait_until(gone_on, wait_s)
+
+    def _divided(self, wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Wanted]]:
+        """Return the streams of this node, and those of others."""
+        if (elsewhere := self.elsewhere) is None:
+            return list(wanted), []
+        here: list[Wanted] = []
+        far: list[Wanted] = []
+        for each in wanted:
+            (here if elsewhere.is_here(each.shard) else far).append(each)
+        return here, far
 
     def id_of(self, config: ControllerConfig, queue: QueuePut) -> str:
         """Return an id that no other stream ever has: ids of queues are never used again."""
         if self._installation is None:
             self._installation = installation_id(Path(config.data_dir))
         return str(uuid.uuid5(self._installation, str(queue.id)))
-
-    async def wait_until(self, met: Callable[[], bool], wait_s: float) -> None:
-        """Wait until `met` returns true, but at most `wait_s` seconds."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + wait_s
-        while not met() and loop.time() < end:
-            await asyncio.sleep(min(POLL_S, max(end - loop.time(), 0)))
 
 
 def is_stream(queue: QueuePut) -> bool:

@@ -12,6 +12,7 @@ export const QUEUE_ARGUMENTS = [
   "x-overflow",
   "x-single-active-consumer",
   "x-delivery-limit",
+  "x-queue-leader-locator",
 ];
 
 export const EXCHANGE_ARGUMENTS = [
@@ -31,6 +32,7 @@ export const POLICY_KEYS = [
   "max-length-bytes",
   "overflow",
   "delivery-limit",
+  "queue-leader-locator",
   "alternate-exchange",
   "shards-per-node",
 ];

@@ -67,6 +67,7 @@ class Consuming:
         spans: Spans | None = None,
     ) -> None:
         counts = counts or Counts()
+        self._controller = controller
         self._replies = replies or Replies(links, counts)
         self.crediting = Crediting(links, clock)
         self._attaching = Attaching(links, self.crediting)
@@ -262,20 +263,21 @@ class Consuming:
         What they hold stays with the shard that gave it, until it is settled or the shard has taken
         it back. `lost` is called with the number of each whose queue went meanwhile.
         """
-        moved = {queue.moving.id: queue for queue in queues if queue.moving is not None}
-        if moved:
-            for consumer in [*self.consumers.values()]:
-                if (queue := moved.get(consumer.queue_id)) is not None and consumer.is_wanted:
-                    self._follow(consumer, queue, lost)
+        moved = {(queue.vhost, queue.name) for queue in queues}
+        for consumer in [*self.consumers.values()] if moved else ():
+            if (consumer.client.session.vhost, consumer.queue_name) in moved:
+                self._follow(consumer, lost)
 
-    def _follow(self, consumer: Consumer, queue: QueuePut, lost: Callable[[int], None]) -> None:
+    def _follow(self, consumer: Consumer, lost: Callable[[int], None]) -> None:
         channel = consumer.channel
-        if channel.consumers.get(consumer.tag) is not consumer:
-            return  # cancelled, or moved already
+        vhost = channel.client.session.vhost
+        queue = self._controller.catalog.queue(vhost, consumer.queue_name)
+        is_there = queue is None or queue.id == consumer.queue_id
+        if is_there or channel.consumers.get(consumer.tag) is not consumer:
+            return
+        assert queue is not None
         if not consumer.attached:  # who asked has not been told yet
-            asyncio.get_running_loop().call_later(
-                FOLLOW_AGAIN_S, self._follow, consumer, queue, lost
-            )
+            asyncio.get_running_loop().call_later(FOLLOW_AGAIN_S, self._follow, consumer, lost)
             return
         moved = Consumer(channel, self._attaching.next_number(), consumer.tag)
         moved.queue_id, moved.queue_name, moved.shard = queue.id, queue.name, queue.shard
@@ -288,9 +290,21 @@ class Consuming:
         consumer.attached = consumer.auto_delete = False
         channel.cancelled.append(consumer)
         self._attaching.detach(consumer).add_done_callback(partial(self._left, consumer))
-        self._attaching.attach(moved, resumed=True).add_done_callback(
-            partial(_attached_again, moved.number, lost)
-        )
+        self._attach_moved(moved, lost)
+
+    def _attach_moved(self, consumer: Consumer, lost: Callable[[int], None]) -> None:
+        def attached_again(answer: asyncio.Future[wire.Control]) -> None:
+            is_refused = not answer.cancelled() and isinstance(answer.exception(), ShardRefused)
+            if is_refused and self._controller.catalog.queue_by_id(consumer.queue_id) is not None:
+                # A shard that has just started may not have been told of the queue.
+                asyncio.get_running_loop().call_later(
+                    FOLLOW_AGAIN_S, self._attach_moved, consumer, lost
+                )
+            else:
+                _attached_again(consumer.number, lost, answer)
+
+        if consumer.is_wanted and consumer.number in self.consumers:
+            self._attaching.attach(consumer, resumed=True).add_done_callback(attached_again)
 
     def _left(self, consumer: Consumer, answer: asyncio.Future[wire.Control]) -> None:
         """Forget a consumer that went on at another shard, unless it holds something."""

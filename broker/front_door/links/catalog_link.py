@@ -111,7 +111,7 @@ class Listener(Protocol):
     def alarmed(self, reason: str) -> None:
         """Hear of an alarm of the whole broker; an empty reason ends it."""
 
-    def shards_elsewhere(self, shards: list[ShardElsewhere]) -> None:
+    def shards_elsewhere(self, shards: list[ShardElsewhere], here: list[int]) -> None:
         """Hear which shards other nodes have."""
 
     def outlived(self) -> None:
@@ -401,7 +401,12 @@ class CatalogLink:
                 self._send(DoorReport(message.query, [], [], {}, holders=holders))
             case Query() if message.totals_only:
                 report = DoorReport(
-                    message.query, [], [], listener.totals(), vhosts=listener.of_vhosts()
+                    message.query,
+                    [],
+                    [],
+                    listener.totals(),
+                    vhosts=listener.of_vhosts(),
+                    door=self._door,
                 )
                 self._send(report)
             case Query():
@@ -411,6 +416,7 @@ class CatalogLink:
                     *listener.report(),
                     exchanges=published,
                     vhosts=listener.of_vhosts(),
+                    door=self._door,
                 )
                 self._send(report)
             case Fence():
@@ -424,7 +430,7 @@ class CatalogLink:
             case Alarmed():
                 listener.alarmed(message.reason)
             case ShardsElsewhere():
-                listener.shards_elsewhere(message.shards)
+                listener.shards_elsewhere(message.shards, message.here)
             case Outlived():
                 listener.outlived()
             case OtherVersion():

@@ -200,6 +200,14 @@ class ShardLink(LinkState):
             self.away_since = asyncio.get_running_loop().time()
             self.ended(self.epoch)
 
+    def move(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Take the process for gone, and have no way until there is one to the next process."""
+        self.close(loop, 0)
+        self.socket = self.dialer = None
+        if self.up and loop is not None:
+            self.away_since = loop.time()
+            self.ended(self.epoch)
+
     def leave(self) -> None:
         """Give up a shard that is not there any more, and what waits for it."""
         if self.dialer is not None:

@@ -10,8 +10,8 @@ at once. Publishes then wait in the packer, and the clients that send them are n
 that want a confirm wait AWAY_S_MAX at most. The next process of the shard says Hello with a new
 epoch; then consumers are attached and requests asked again.
 
-In a cluster the front door learns of the shards of other nodes while it runs, and reaches them by
-sessions (shardd/wire/session.py).
+In a cluster the front door learns while it runs where each shard is led. It reaches those of other
+nodes by sessions (shardd/wire/session.py).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from shardmq.shardd.wire.local_lane import LocalLane
 log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
 
 SHARDS_MAX = 64  # the packer keeps them in a word
+# The address of a shard that this node leads.
+HERE = ""
 RECONNECT_MS = 10
 # How often a Join goes to shards that are there.
 JOIN_ALL_S = 2.0
@@ -119,6 +121,7 @@ class ShardLinks(LinksState):
             for shard in range(shards)
         ]
         self.known = [self.links[shard] for shard in config.shards]
+        self._incarnation_here = here
         self.inbox = ShardInbox(
             self._socket(zmq.PULL),
             self.links,
@@ -162,26 +165,38 @@ class ShardLinks(LinksState):
         await self._one_up
 
     def learn(self, shard: int, address: str) -> None:
-        """Reach a shard of another node at this address (tcp://HOST:PORT) from now on."""
+        """Reach a shard at this address from now on: tcp://HOST:PORT of another node, or HERE.
+
+        If another node leads a shard now, that is another process of the shard. Publishes that wait
+        for the shard stay.
+        """
         link = self.links[shard]
-        if link.dialer is not None:
-            if link.dialer.address == address:
+        if link in self.known:
+            at = HERE if link.dialer is None else link.dialer.address
+            if at == address:
                 return
-            self.forget_shard(shard)
-        assert self._keys is not None, "only a cluster has other nodes"
-        assert link.socket is None and not link.is_local, f"shard {shard} is of this node"
-        link.dialer = Dialer(
-            self._context,
-            address,
-            self._keys,
-            max(session.first_incarnation(), link.incarnation + 1),
-            began=link.session_began,
-            speaks=partial(self.inbox.hear_session, link),
-            ended=link.session_ended,
-        )
-        self.known.append(link)
-        if self._one_up is not None:
-            link.connect(asyncio.get_running_loop(), address)
+            self.inbox.close_lane(link)
+            link.move(self._loop)
+        else:
+            self.known.append(link)
+        if address == HERE:
+            link.socket = self._socket(zmq.PUSH)
+            link.incarnation = self._incarnation_here
+        else:
+            assert self._keys is not None, "only a cluster has other nodes"
+            assert not link.is_local, f"shard {shard} is of this process"
+            link.dialer = Dialer(
+                self._context,
+                address,
+                self._keys,
+                max(session.first_incarnation(), link.incarnation + 1),
+                began=link.session_began,
+                speaks=partial(self.inbox.hear_session, link),
+                ended=link.session_ended,
+            )
+        if self._one_up is not None and self._loop is not None:
+            link.connect(self._loop, f"ipc://{self._runtime_dir}/shard-{shard}.sock")
+            link.join(self.endpoint)
 
     def forget_shard(self, shard: int) -> None:
         """Take a shard of another node for gone, for good or until it is learnt of again."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from shardmq.shardd.lending import Lender, LentMessages
 from shardmq.shardd.store.damage import Damage
@@ -83,12 +83,15 @@ class SegmentStore(SegmentStoreState):
         self._counters = segments.counters
         self._producers = segments.producers
         self._returns = segments.returns
-        self._letters: Letters | None = None  # None until a queue leaves
         self._waited_long: list[Segment] = []  # segments that had lent bodies at the last own_lent
         self._settled = segments.settled
         # Without a call between.
         self.peek, self.came_at = self._retrieval.peek, segments.ages.came_at
         self.note_time = segments.note_time
+        # For queues that move to another shard, or come from there.
+        self.letters = Letters(segments, self._retrieval).records
+        self.set_returns = segments.returns.put
+        self.has_producers = segments.producers.has
 
     # -- start and stop ----------------------------------------------------------------------------
 
@@ -428,20 +431,6 @@ class SegmentStore(SegmentStoreState):
 
     def times_returned(self, queue_id: int, entry: int) -> int:
         return self._returns.of(queue_id, entry)
-
-    def set_returns(self, queue_id: int, entries: array[int], times: Sequence[int]) -> None:
-        """Note how often each of these messages was returned to the queue."""
-        self._returns.put(queue_id, entries, times)
-
-    def letters(self, entries: array[int], to: int, bytes_max: int) -> tuple[bytes, int]:
-        """Return records of the queue `to` with messages that leave: see `Letters.records`."""
-        if self._letters is None:
-            self._letters = Letters(self._segments, self._retrieval)
-        return self._letters.records(entries, to, bytes_max)
-
-    def has_producers(self, queue_id: int) -> bool:
-        """Return whether the store knows how far producers have come in this queue."""
-        return self._producers.has(queue_id)
 
     def flush(self) -> None:
         """Hand to the operating system what is only in this process's memory."""

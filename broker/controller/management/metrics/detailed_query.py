@@ -51,12 +51,19 @@ class Selection(NamedTuple):
         return patterns.compiled_by_re2(self.queue, REGEX_MEM_BYTES_MAX) if self.queue else None
 
 
-def selection(query: MultiMapping[str], known: Collection[str], vhosts: Iterable[str]) -> Selection:
+def selection(
+    query: MultiMapping[str],
+    known: Collection[str],
+    vhosts: Iterable[str],
+    others: Collection[str] = (),
+) -> Selection:
     """Return what a query selects among these families and vhosts. Raises ApiError.
+
+    `others` are parameters of the query that say something else.
 
     Unknown vhosts are ignored, as in RabbitMQ: a scrape goes on when a vhost is deleted.
     """
-    check_query(query, (*MANY, *ONCE), ONCE)
+    check_query(query, (*MANY, *ONCE, *others), (*ONCE, *others))
     found = Selection(
         _families(query.getall("family", []), known),
         frozenset(query.getall("vhost")).intersection(vhosts) if "vhost" in query else None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics.part import Part
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.resources import processes
 
@@ -33,11 +33,12 @@ FAMILIES: Final[dict[str, dict[str, str]]] = {
 }
 
 
-def values(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[str, float]:
+def values(part: Part, stats: Stats, found: list[dict[str, Any]]) -> dict[str, float]:
     """Return the metrics by name, without those that no shard tells.
 
-    `found`: the rows of `processes.rows`.
+    `found`: the rows of the processes.
     """
+    facts = part.facts.values()
     sync_count, sync_s = processes.syncs(stats.sizes.values())
     room = processes.disk_room(stats.shards.values())
     disk = {
@@ -47,10 +48,10 @@ def values(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[
     return {
         "process_open_fds": sum(row.get("fd_used") or 0 for row in found),
         "process_max_fds": sum(row.get("fd_total") or 0 for row in found),
-        "process_open_tcp_sockets": len(context.presence.connections()),
-        "process_max_tcp_sockets": processes.tcp_sockets_max(context, found),
-        "process_resident_memory_bytes": context.memory.used_bytes,
-        "resident_memory_limit_bytes": context.memory.limit_bytes,
+        "process_open_tcp_sockets": len(part.connections()),
+        "process_max_tcp_sockets": processes.tcp_sockets_max(part.context, found),
+        "process_resident_memory_bytes": sum(each.memory_bytes for each in facts),
+        "resident_memory_limit_bytes": sum(each.memory_limit_bytes for each in facts),
         "erlang_uptime_seconds": processes.node_uptime_s(found),
         "io_sync_ops_total": sync_count,
         "io_sync_time_seconds_total": sync_s,

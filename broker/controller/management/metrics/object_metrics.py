@@ -14,15 +14,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
-from shardmq.broker.controller.management.context import Context
-from shardmq.broker.controller.management.metrics import node_metrics
+from shardmq.broker.controller.management.metrics import churn, node_metrics
 from shardmq.broker.controller.management.metrics.detailed_query import Selection
 from shardmq.broker.controller.management.metrics.message_stats import (
     CHANNEL_COUNTERS,
     QUEUE_COUNTERS,
 )
-from shardmq.broker.controller.management.metrics.stats import Stats, behind, details, lag
-from shardmq.broker.controller.management.resources import login_attempts, processes
+from shardmq.broker.controller.management.metrics.part import Part
+from shardmq.broker.controller.management.metrics.stats import Stats, behind, lag
+from shardmq.broker.controller.management.resources import login_attempts
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.matching import MATCHED_ROWS, BoundedSearch
@@ -42,7 +42,7 @@ _SPECIAL: Final = re.compile(r'[\\\n"%]')
 
 # The values of the labels of an object, and what its metrics are made of.
 Row = tuple[tuple[str, ...], Any]
-Objects = Callable[[Context, Stats, list[Vhost]], Iterable[Row]]  # of some vhosts
+Objects = Callable[[Part, Stats, list[Vhost]], Iterable[Row]]  # of some vhosts
 Read = Callable[[Any], float | None]  # None is shown as NaN
 Rank = Callable[[Any], float]
 # Metrics by name: the help, and the name of the value in the object or a function of the object.
@@ -91,12 +91,15 @@ class _Block:
 
 
 async def lines(
-    context: Context, stats: Stats, selected: Selection, section: str, work: SlicedWork
+    part: Part, stats: Stats, selected: Selection, section: str, work: SlicedWork
 ) -> AsyncIterator[bytes]:
-    """Yield the exposition text of the selected families. `section`: DETAILED or PER_OBJECT."""
+    """Yield the exposition text of the selected families.
+
+    `stats`: the numbers of the part. `section`: DETAILED or PER_OBJECT.
+    """
     vhosts = [
         vhost
-        for vhost in list(context.catalog.vhosts.values())
+        for vhost in list(part.context.catalog.vhosts.values())
         if selected.vhosts is None or vhost.name in selected.vhosts
     ]
     pattern = selected.pattern()
@@ -108,9 +111,9 @@ async def lines(
         # A block is used again for families with the same objects and labels.
         if (family.objects, family.labels) != made_of:
             made_of, blocks = (family.objects, family.labels), []
-            rows = iter(family.objects(context, stats, vhosts))
-            async for part in _picked(family, rows, selected.top, search, work):
-                blocks.append(_block(family.labels, part))
+            rows = iter(family.objects(part, stats, vhosts))
+            async for picked in _picked(family, rows, selected.top, search, work):
+                blocks.append(_block(family.labels, picked))
         for name, (text, value) in family.metrics.items():
             full = f"{selected.prefix}_{family.section or section}{name}"
             if full in written:  # Prometheus refuses a metric that comes twice
@@ -179,7 +182,7 @@ def _block(names: tuple[str, ...], rows: list[Row]) -> _Block:
 # -- objects ---------------------------------------------------------------------------------------
 
 
-def _queues(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
+def _queues(part: Part, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     for vhost in vhosts:
         for queue in list(vhost.queues.values()):
             known = stats.queue(queue)
@@ -187,7 +190,7 @@ def _queues(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row
                 yield (vhost.name, queue.name), known
 
 
-def _stream_groups(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
+def _stream_groups(part: Part, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     for vhost in vhosts:
         for queue in list(vhost.queues.values()):
             stream = stats.streams.get(queue.id)
@@ -196,7 +199,7 @@ def _stream_groups(context: Context, stats: Stats, vhosts: list[Vhost]) -> Itera
                     yield (vhost.name, queue.name, name), behind(stream, offset)
 
 
-def _stream_lags(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
+def _stream_lags(part: Part, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     """Yield the lag of the slowest consumer of each stream that has consumers."""
     worst: dict[int, int] = {}
     for reader in stats.readers.values():
@@ -207,7 +210,7 @@ def _stream_lags(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterabl
                 yield (vhost.name, queue.name), worst[queue.id]
 
 
-def _exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
+def _exchanges(part: Part, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     for vhost in vhosts:
         for exchange in list(vhost.exchanges.values()):
             yield (
@@ -216,7 +219,7 @@ def _exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[
             )
 
 
-def _published_exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
+def _published_exchanges(part: Part, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     """Yield how many messages were published to each exchange that has seen any."""
     by_vhost = {vhost.name: vhost for vhost in vhosts}
     for (name, exchange), (published, _) in stats.clients.exchanges.items():
@@ -224,51 +227,20 @@ def _published_exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) ->
             yield (name, exchange), published
 
 
-def _connections(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
+def _connections(part: Part, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     names = {vhost.name for vhost in vhosts}
-    for info in context.presence.connections():
+    for info in part.connections():
         report = stats.clients.connections.get(info.owner)
         if report is not None and info.vhost in names:
             yield (info.vhost, info.name), report
 
 
-def _channels(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
+def _channels(part: Part, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     names = {vhost.name for vhost in vhosts}
     for report in stats.clients.channels.values():
-        info = context.presence.connection(report["owner"])
+        info = part.context.presence.connection(report["owner"])
         if info is not None and info.vhost in names:
             yield (info.vhost, channel_name(info, report["number"])), report
-
-
-def churn(context: Context, stats: Stats) -> dict[str, float]:
-    """Return how many connections, channels and queues were opened and closed, or made and deleted.
-
-    Channels count since each front door was started, the others since the controller was.
-    """
-    connections, channels = len(context.presence.connections()), stats.counters.get("channels", 0)
-    channels_opened = stats.counters.get("channels_opened", 0)
-    return {
-        "connections_opened": context.presence.opened,
-        "connections_closed": context.presence.opened - connections,
-        "channels_opened": channels_opened,
-        "channels_closed": max(0, channels_opened - channels),
-        **context.authority.queue_churn(),
-    }
-
-
-_CHURN: Final = {"connections": "connection", "channels": "channel", "queues": "queue"}
-
-
-def churn_rates(context: Context, stats: Stats) -> dict[str, Any]:
-    """Return `churn` with rates under the names of RabbitMQ's HTTP API, as connection_created."""
-    values = churn(context, stats)
-    rates = context.churn_rates.of(values)
-    shown: dict[str, Any] = {}
-    for name, value in values.items():
-        what, _, end = name.partition("_")
-        said = f"{_CHURN[what]}_{end.replace('opened', 'created')}"
-        shown |= {said: int(value)} | details(said, rates.get(name))
-    return shown
 
 
 def _reported(name: str) -> Read:
@@ -497,20 +469,20 @@ FAMILIES: Final[dict[str, Family]] = {
     **_families(
         _NODE,
         labels=(),
-        objects=lambda c, s, _: [((), node_metrics.values(c, s, processes.rows(c)))],
+        objects=lambda part, s, _: [((), node_metrics.values(part, s, part.rows()))],
         read=_known,
     ),
     **_families(
         _LOGINS,
         labels=("protocol",),
-        objects=lambda c, s, _: [
-            ((name,), counts) for name, counts in login_attempts.logins(c, s).items()
+        objects=lambda part, s, _: [
+            ((name,), counts) for name, counts in login_attempts.logins(part, s).items()
         ],
     ),
     **_families(
         _CHURNED,
         labels=(),
-        objects=lambda context, stats, _: [((), churn(context, stats))],
+        objects=lambda part, stats, _: [((), churn.counts(part, stats))],
         read=_reported,
     ),
 }

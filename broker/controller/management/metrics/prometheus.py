@@ -1,6 +1,7 @@
 """/metrics with the names of RabbitMQ's exporter, and our own names for the numbers of processes.
 
 Only /metrics/per-object and /metrics/detailed have a series for each queue (`object_metrics.py`).
+A node of a cluster shows its own figures (`part.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from shardmq.broker.controller.management.cluster_id import cluster_id
-from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.cluster_id import cluster_id, identity
 from shardmq.broker.controller.management.metrics import (
+    churn,
+    cluster_metrics,
     http_metrics,
     limit_usage,
     node_metrics,
@@ -24,12 +26,12 @@ from shardmq.broker.controller.management.metrics import (
     shard_traffic,
 )
 from shardmq.broker.controller.management.metrics.detailed_query import PREFIX, Selection
+from shardmq.broker.controller.management.metrics.part import Part
 from shardmq.broker.controller.management.metrics.stats import Stats, behind, lag
 from shardmq.broker.controller.management.resources import login_attempts, processes
-from shardmq.broker.controller.management.resources.overview import product_version
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
+from shardmq.broker.controller.node_facts import product_version
 from shardmq.broker.controller.peers.presence import door_of
-from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 from shardmq.shardd.wire.messages import LOW_ON_DISK
 
@@ -108,28 +110,26 @@ class _Registry:
         return iter(self._metrics)
 
 
-async def text(context: Context) -> AsyncGenerator[bytes]:
+async def text(part: Part) -> AsyncGenerator[bytes]:
     """Yield all metrics that are not of single objects."""
-    async for part in _text(
-        context, await context.stats.now(totals_only=True), "aggregated", SlicedWork()
-    ):
-        yield part
+    stats = part.stats(await part.context.stats.now(totals_only=True))
+    async for piece in _text(part, stats, "aggregated", SlicedWork()):
+        yield piece
 
 
-async def _text(
-    context: Context, stats: Stats, endpoint: str, work: SlicedWork
-) -> AsyncGenerator[bytes]:
-    found = processes.rows(context)
+async def _text(part: Part, stats: Stats, endpoint: str, work: SlicedWork) -> AsyncGenerator[bytes]:
+    found, context = part.rows(), part.context
     metrics = [
-        *_totals(context, stats),
-        *_identity(context, endpoint),
-        *_alarms(context, stats, found),
-        *_processes(context, stats, found),
+        *_totals(part, stats),
+        *_identity(part, endpoint),
+        *_alarms(part, stats, found),
+        *_processes(part, stats, found),
         *_streams(stats),
         *shard_traffic.metrics(stats),
-        *limit_usage.metrics(context),
-        *http_metrics.metrics(context),
+        *cluster_metrics.metrics(part),
     ]
+    if part.has_common:
+        metrics += [*limit_usage.metrics(context), *http_metrics.metrics(context)]
     if endpoint == "per-object":
         metrics = [metric for metric in metrics if metric.name not in PER_OBJECT_NAMES]
     for start in range(0, len(metrics), SLICE_METRICS):
@@ -137,37 +137,35 @@ async def _text(
         await work.yield_to_others()
 
 
-async def per_object(context: Context) -> AsyncGenerator[bytes]:
-    stats = await context.stats.now()
+async def per_object(part: Part) -> AsyncGenerator[bytes]:
+    stats = part.stats(await part.context.stats.now())
     work, selected = SlicedWork(), Selection(object_metrics.PER_OBJECT_FAMILIES)
-    async for part in _text(context, stats, "per-object", work):
-        yield part
-    async for part in object_metrics.lines(
-        context, stats, selected, object_metrics.PER_OBJECT, work
-    ):
-        yield part
+    async for piece in _text(part, stats, "per-object", work):
+        yield piece
+    lines = object_metrics.lines(part, stats, selected, object_metrics.PER_OBJECT, work)
+    async for piece in lines:
+        yield piece
 
 
-async def detailed(context: Context, selected: Selection) -> AsyncGenerator[bytes]:
+async def detailed(part: Part, selected: Selection) -> AsyncGenerator[bytes]:
     """Yield the metrics of the objects that a query selects."""
-    yield generate_latest(_Registry([*_identity(context, "detailed", selected.prefix)]))
-    stats = await context.stats.now()
-    async for part in object_metrics.lines(
-        context, stats, selected, object_metrics.DETAILED, SlicedWork()
-    ):
-        yield part
+    yield generate_latest(_Registry([*_identity(part, "detailed", selected.prefix)]))
+    stats = part.stats(await part.context.stats.now())
+    lines = object_metrics.lines(part, stats, selected, object_metrics.DETAILED, SlicedWork())
+    async for piece in lines:
+        yield piece
 
 
-def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
+def _totals(part: Part, stats: Stats) -> Iterator[Metric]:
+    context = part.context
     ready, unacked = stats.totals["ready"], stats.totals["unacked"]
     ready_bytes, unacked_bytes = stats.totals["ready_bytes"], stats.totals["unacked_bytes"]
-    queues = sum(len(v.queues) - v.hidden_queues for v in context.catalog.vhosts.values())
     channels = stats.counters.get("channels", 0)
     for name, what, value in (
-        ("connections", "Connections open", len(context.presence.connections())),
+        ("connections", "Connections open", len(part.connections())),
         ("channels", "Channels open", channels),
         ("consumers", "Consumers", len(stats.consumers)),
-        ("queues", "Queues", queues),
+        ("queues", "Queues", part.queues()),
         ("queue_messages", "Messages ready and unacknowledged", ready + unacked),
         ("queue_messages_ready", "Messages ready", ready),
         ("queue_messages_unacked", "Messages unacknowledged", unacked),
@@ -199,10 +197,11 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         yield _labelled(
             GaugeMetricFamily, f"global_{name}", f"{name.capitalize()} connected", AMQP, count
         )
-    for name, count in object_metrics.churn(context, stats).items():
+    for name, count in churn.counts(part, stats).items():
         yield CounterMetricFamily(
             f"rabbitmq_{name}", f"{name.replace('_', ' ').capitalize()}", value=count
         )
+    spans = context.spans if part.has_common else None
     for name, what, count in (
         (
             "shardmq_messages_duplicates_total",
@@ -217,17 +216,16 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         (
             "shardmq_tracing_spans_exported_total",
             "Spans that the OpenTelemetry collector has taken",
-            context.spans.exported if context.spans is not None else 0,
+            spans.exported if spans is not None else 0,
         ),
         (
             "shardmq_tracing_spans_dropped_total",
             "Spans dropped, because the collector or the controller was away, slow or refused them",
-            stats.counters.get("spans_dropped", 0)
-            + (context.spans.dropped if context.spans is not None else 0),
+            stats.counters.get("spans_dropped", 0) + (spans.dropped if spans is not None else 0),
         ),
     ):
         yield CounterMetricFamily(name, what, value=count)
-    yield from _login_attempts(context, stats)
+    yield from _login_attempts(part, stats)
     for reason in DEATHS:
         name, count = (
             f"global_messages_dead_lettered_{reason}",
@@ -236,7 +234,7 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         yield _labelled(CounterMetricFamily, name, "Dead letters published again", LETTERS, count)
 
 
-def _login_attempts(context: Context, stats: Stats) -> Iterator[Metric]:
+def _login_attempts(part: Part, stats: Stats) -> Iterator[Metric]:
     all_, well, badly = (
         CounterMetricFamily(f"rabbitmq_auth_attempts{which}", f"Logins{what}", labels=["protocol"])
         for which, what in (
@@ -245,7 +243,7 @@ def _login_attempts(context: Context, stats: Stats) -> Iterator[Metric]:
             ("_failed", " that failed"),
         )
     )
-    for protocol, (succeeded, failed) in login_attempts.logins(context, stats).items():
+    for protocol, (succeeded, failed) in login_attempts.logins(part, stats).items():
         for family, count in ((all_, succeeded + failed), (well, succeeded), (badly, failed)):
             family.add_metric([protocol], count)
     unseen = CounterMetricFamily(
@@ -254,7 +252,7 @@ def _login_attempts(context: Context, stats: Stats) -> Iterator[Metric]:
         "as too many of the user or the address had failed",
         labels=["protocol"],
     )
-    for protocol, count in login_attempts.refused_unseen(context, stats).items():
+    for protocol, count in login_attempts.refused_unseen(part, stats).items():
         unseen.add_metric([protocol], count)
     yield from (all_, well, badly, unseen)
 
@@ -272,15 +270,16 @@ def _labelled(
     return family
 
 
-def _identity(context: Context, endpoint: str, prefix: str = PREFIX) -> Iterator[Metric]:
+def _identity(part: Part, endpoint: str, prefix: str = PREFIX) -> Iterator[Metric]:
     """Yield the metrics that every panel of RabbitMQ's dashboards joins with."""
-    identity = {
-        "rabbitmq_node": NODE,
+    context = part.context
+    labels = {
+        "rabbitmq_node": part.called,
         "rabbitmq_cluster": cluster_name(context.catalog),
-        "rabbitmq_cluster_permanent_id": cluster_id(context.catalog, context.config.data_dir),
+        "rabbitmq_cluster_permanent_id": cluster_id(context.catalog, identity(context.config)),
         "rabbitmq_endpoint": endpoint,
     }
-    yield _labelled(GaugeMetricFamily, "identity_info", "Node and cluster", identity, 1, prefix)
+    yield _labelled(GaugeMetricFamily, "identity_info", "Node and cluster", labels, 1, prefix)
     build = {
         "rabbitmq_version": RABBITMQ_VERSION,
         "prometheus_plugin_version": RABBITMQ_VERSION,
@@ -292,17 +291,19 @@ def _identity(context: Context, endpoint: str, prefix: str = PREFIX) -> Iterator
     yield _labelled(GaugeMetricFamily, "build_info", "Versions", build, 1, prefix)
 
 
-def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
-    alarms = [(shard.number, shard.alarm) for shard in context.shards.shards if shard.alarm]
-    low, memory = any(alarm == LOW_ON_DISK for _, alarm in alarms), context.memory.alarm != ""
-    most, few = context.presence.connections_max, bool(processes.short_of_files(found))
+def _alarms(part: Part, stats: Stats, found: Rows) -> Iterator[Metric]:
+    alarms = [(shard.number, shard.alarm) for shard in part.shards() if shard.alarm]
+    low, few = any(alarm == LOW_ON_DISK for _, alarm in alarms), processes.short_of_files(found)
+    memory = any(facts.memory_alarm for facts in part.facts.values())
+    most = part.context.presence.connections_max if part.has_common else None
     for name, what, value in (
         ("rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", low),
         ("rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", memory),
         ("shardmq_connections_max", "Connections let in at once; 0: no limit", most),
-        ("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", few),
+        ("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", bool(few)),
     ):
-        yield GaugeMetricFamily(name, what, value=value)
+        if value is not None:
+            yield GaugeMetricFamily(name, what, value=value)
     family = GaugeMetricFamily(
         "shardmq_shard_alarm", "1: in effect", labels=["process", "shard", "alarm"]
     )
@@ -317,8 +318,8 @@ def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
     yield warned
 
 
-def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
-    labels = ["process", "shard"]
+def _processes(part: Part, stats: Stats, found: Rows) -> Iterator[Metric]:
+    labels = ["process", "shard", *part.labels]
     for kind, name, text, field in (
         (GaugeMetricFamily, "process_resident_memory_bytes", "Resident memory", "rss_bytes"),
         (GaugeMetricFamily, "process_uptime_seconds", "Time since the process started", "uptime"),
@@ -329,10 +330,11 @@ def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
         family = kind(f"shardmq_{name}", text, labels=labels)
         for row in found:
             index = str(row["index"]) if row["kind"] == "shard" else ""
-            family.add_metric([str(row["name"]), index], row.get(field) or 0)
+            values = [str(row["name"]), index, *part.label_values(row)]
+            family.add_metric(values, row.get(field) or 0)
         yield family
-    yield _connections_of_front_doors(context, found)
-    node = node_metrics.values(context, stats, found)
+    yield _connections_of_front_doors(part, found)
+    node = node_metrics.values(part, stats, found)
     for texts in node_metrics.FAMILIES.values():
         for name in [name for name in texts if name in node]:
             of_kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
@@ -340,17 +342,18 @@ def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
     yield from shard_numbers.metrics(stats)
 
 
-def _connections_of_front_doors(context: Context, found: Rows) -> Metric:
+def _connections_of_front_doors(part: Part, found: Rows) -> Metric:
     """Return how many connections each front door has, and which process each front door is."""
-    here = Counter(door_of(info.owner) for info in context.presence.connections())
+    here = Counter(door_of(info.owner) for info in part.connections())
     family = GaugeMetricFamily(
         "shardmq_front_door_connections",
         "Connections open at a front door, and its process",
-        labels=["process", "front_door"],
+        labels=["process", "front_door", *part.labels],
     )
     for row in found:
         if (door := row["front_door"]) is not None:
-            family.add_metric([str(row["name"]), str(door)], here[door])
+            values = [str(row["name"]), str(door), *part.label_values(row)]
+            family.add_metric(values, here[door])
     return family
 
 

@@ -14,8 +14,8 @@ from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics.churn import churn_rates
 from shardmq.broker.controller.management.metrics.message_stats import all_message_stats, depths
-from shardmq.broker.controller.management.metrics.object_metrics import churn_rates
 from shardmq.broker.controller.management.metrics.past import (
     BROKER,
     CHANNEL,

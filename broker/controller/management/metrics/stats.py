@@ -72,6 +72,9 @@ class Stats:
     has_all: bool = False
     totals_only: bool = False  # without connections, channels and exchanges
     loads: dict[int, dict[str, int]] = field(default_factory=dict)  # by shard, with deleted queues
+    # The same of each node of a cluster, by its number: of its shards, and of its front doors. The
+    # consumers are those that are connected to the node. Without a cluster there are none.
+    nodes: dict[int, Stats] = field(default_factory=dict)
 
     def queue(self, queue: QueuePut) -> QueueStats | None:
         """Return the numbers of a queue; None while its shard is silent."""

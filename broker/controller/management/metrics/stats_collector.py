@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import astuple
 
+from shardmq.broker.controller.cluster_view import ClusterView
 from shardmq.broker.controller.management.metrics.stats import (
     COUNTERS,
     SIZES,
@@ -32,7 +33,7 @@ from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing import delaying
-from shardmq.broker.shared.control import DoorReport
+from shardmq.broker.shared.control import DoorReport, node_of
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.messages import QueueStats, StatsReply
 
@@ -47,6 +48,7 @@ SAMPLE_S = 5.0
 SAMPLE_SHARE = 50
 SAMPLE_S_MAX = 60.0
 ORDER_S_MAX = 60.0  # lists may be sorted by numbers of this age and show fresh ones
+SLICE_CONSUMERS = 500  # counted by node before the processor is offered
 
 _QUEUE_FIELDS = QueueStats.__struct_fields__
 
@@ -62,12 +64,15 @@ class StatsCollector:
         doors: DoorLinks,
         clock: Callable[[], float] = time.monotonic,
         hidden_queues: Callable[[], Mapping[int, str]] = dict,
+        cluster: ClusterView | None = None,
     ) -> None:
         """Collect by these links.
 
         `hidden_queues` returns the ids and names of the queues in which exchanges keep messages.
+        The numbers of a `cluster` are also kept node by node.
         """
         self._hidden_queues = hidden_queues
+        self._cluster = cluster if cluster is not None and cluster.is_cluster else None
         self._shards = shards
         self._doors = doors
         self._clock = clock
@@ -194,16 +199,10 @@ class StatsCollector:
             asyncio.gather(*(self._of_shard(shard, work) for shard in asked)),
         )
         stats = Stats(at=self._clock(), before=before, totals_only=totals_only)
-        for each in of_shards:
-            _add_shard(stats, each)
-        for report in reports:
-            for name, value in report.counters.items():
-                stats.counters[name] = stats.counters.get(name, 0) + value
-            for vhost, counts in report.vhosts.items():
-                known = stats.vhosts.setdefault(vhost, {})
-                for counter, count in counts.items():
-                    known[counter] = known.get(counter, 0) + count
-        _set_hidden_apart(stats, self._hidden_queues())
+        _add_parts(stats, of_shards, reports, self._hidden_queues())
+        if self._cluster is not None:
+            by_shard = dict(zip(asked, of_shards, strict=True))
+            await self._add_nodes(self._cluster, stats, by_shard, reports)
         if not totals_only:
             self._add_connections(stats, reports)
         stats.is_whole = stats.shards.keys() >= {shard.number for shard in self._shards.shards}
@@ -213,6 +212,27 @@ class StatsCollector:
         self._took = max(0.0, took) if stats.shards.keys() >= set(asked) else 0.0
         self._last = stats
         return stats
+
+    async def _add_nodes(
+        self,
+        cluster: ClusterView,
+        stats: Stats,
+        by_shard: Mapping[int, Stats],
+        reports: Sequence[DoorReport],
+    ) -> None:
+        """Add the numbers of each node of the cluster, from those of its shards and front doors."""
+        hidden, work = self._hidden_queues(), SlicedWork(COLLECT_RESTS_S_MAX)
+        for node in cluster.nodes:
+            part = stats.nodes[node.number] = Stats(at=stats.at)
+            own = [by_shard[shard] for shard in node.shards if shard in by_shard]
+            _add_parts(part, own, _of_node(reports, node.number), hidden)
+            part.consumers = []
+            await work.yield_to_others()
+        for start in range(0, len(stats.consumers), SLICE_CONSUMERS):
+            for consumer in stats.consumers[start : start + SLICE_CONSUMERS]:
+                if (at := stats.nodes.get(node_of(consumer.door))) is not None:
+                    at.consumers.append(consumer)
+            await work.yield_to_others()
 
     def _to_compare_with(self) -> Stats | None:
         """Return the last numbers of everything that are old enough to make rates of.
@@ -238,12 +258,9 @@ class StatsCollector:
 
     def _add_connections(self, stats: Stats, reports: Sequence[DoorReport]) -> None:
         clients = stats.clients
-        for report in reports:
-            clients.connections.update((row["owner"], row) for row in report.connections)
-            clients.channels.update(((row["owner"], row["number"]), row) for row in report.channels)
-            for vhost, name, published, routed in report.exchanges:
-                known = clients.exchanges.get((vhost, name), (0, 0))
-                clients.exchanges[vhost, name] = known[0] + published, known[1] + routed
+        _add_clients(clients, reports)
+        for node, part in stats.nodes.items():
+            _add_clients(part.clients, _of_node(reports, node))
         stats.totals_only, clients.at = False, self._clock()
         clients.is_whole = self._all_in(reports)
         last = self._clients
@@ -340,6 +357,38 @@ def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
     ):
         if name in stats.totals:
             stats.totals[name] += sum(column)
+
+
+def _of_node(reports: Iterable[DoorReport], node: int) -> list[DoorReport]:
+    return [report for report in reports if node_of(report.door) == node]
+
+
+def _add_parts(
+    stats: Stats,
+    of_shards: Iterable[Stats],
+    reports: Iterable[DoorReport],
+    hidden_queues: Mapping[int, str],
+) -> None:
+    """Add the numbers of shards and the counters of front doors."""
+    for each in of_shards:
+        _add_shard(stats, each)
+    for report in reports:
+        for name, value in report.counters.items():
+            stats.counters[name] = stats.counters.get(name, 0) + value
+        for vhost, counts in report.vhosts.items():
+            known = stats.vhosts.setdefault(vhost, {})
+            for counter, count in counts.items():
+                known[counter] = known.get(counter, 0) + count
+    _set_hidden_apart(stats, hidden_queues)
+
+
+def _add_clients(clients: Clients, reports: Iterable[DoorReport]) -> None:
+    for report in reports:
+        clients.connections.update((row["owner"], row) for row in report.connections)
+        clients.channels.update(((row["owner"], row["number"]), row) for row in report.channels)
+        for vhost, name, published, routed in report.exchanges:
+            known = clients.exchanges.get((vhost, name), (0, 0))
+            clients.exchanges[vhost, name] = known[0] + published, known[1] + routed
 
 
 def _add_shard(stats: Stats, of_shard: Stats) -> None:

@@ -21,6 +21,7 @@ from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.management.api_error import ApiError, bad_request, too_large
 from shardmq.broker.controller.management.call import Call, Route, refusal_status
 from shardmq.broker.controller.management.cluster_id import global_parameters
+from shardmq.broker.controller.management.cluster_id import identity as identity_of
 from shardmq.broker.controller.management.import_progress import Import
 from shardmq.broker.controller.management.resources import (
     bindings,
@@ -29,12 +30,12 @@ from shardmq.broker.controller.management.resources import (
     policies,
     users,
 )
-from shardmq.broker.controller.management.resources.overview import product_version
 from shardmq.broker.controller.management.resources.vhosts import metadata_of
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.json_body import Document
 from shardmq.broker.controller.management.responses.listing import columns_of
 from shardmq.broker.controller.management.responses.schemas import DOCUMENT
+from shardmq.broker.controller.node_facts import product_version
 from shardmq.broker.controller.policies import USER_LIMITS
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.model.catalog import PREDECLARED, Catalog, Vhost
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 # -- export ----------------------------------------------------------------------------------------
 
 
-def definitions(catalog: Catalog, data_dir: str) -> dict[str, Any]:
+def definitions(catalog: Catalog, identity: str) -> dict[str, Any]:
     """Return the definitions of all vhosts. Long lists are iterators over copies."""
     vhosts = list(catalog.vhosts.values())
     puts = list(catalog.parameters.values())
@@ -71,7 +72,7 @@ def definitions(catalog: Catalog, data_dir: str) -> dict[str, Any]:
             users.topic_permission_row(put) for put in catalog.permissions.topic_puts
         ],
         "global_parameters": [
-            parameters.global_row(put) for put in global_parameters(catalog, data_dir)
+            parameters.global_row(put) for put in global_parameters(catalog, identity)
         ],
         **_inside(vhosts, puts, lambda row: row),
     }
@@ -152,7 +153,7 @@ async def get(call: Call) -> Document:
     if "vhost" in call.request.match_info:
         found = definitions_of(call.vhost(), call.catalog)
     else:
-        found = definitions(call.catalog, call.context.config.data_dir)
+        found = definitions(call.catalog, identity_of(call.context.config))
     # With ?download=NAME a browser saves the document as a file.
     name = NAME_IN_HEADER.sub("_", call.request.query.get("download", ""))
     headers = {"Content-Disposition": f'attachment; filename="{name}"'} if name else {}
@@ -204,7 +205,9 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
         for start in range(0, len(stage), REQUESTS_MAX):
             part = stage[start : start + REQUESTS_MAX]
             asks = [ask for ask in part if imported.needed(ask, call.catalog)]
-            answers = await asyncio.gather(*(call.authority.ask(ask) for ask in asks))
+            answers = await asyncio.gather(
+                *(call.authority.ask(ask, asked_at=call.via) for ask in asks)
+            )
             for ask, answer in zip(asks, answers, strict=True):
                 if answer.code:
                     raise ApiError(*refusal_status(answer.code), imported.refused(ask, answer.text))

@@ -9,19 +9,19 @@ from shardmq.broker.controller.management.api_error import bad_request, not_auth
 from shardmq.broker.controller.management.call import Call, Route, number
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import limit_usage
+from shardmq.broker.controller.management.metrics.part import Part
 from shardmq.broker.controller.management.resources.messages import session
 from shardmq.broker.controller.management.resources.overview import listeners
 from shardmq.broker.controller.management.resources.processes import (
     FEW_FILES,
-    rows,
     short_of_files,
     warnings,
 )
+from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import REGEX_CHARS_MAX
 from shardmq.broker.controller.peers.front_door import Refused, Rejected, Unavailable
 from shardmq.broker.model import patterns
 from shardmq.broker.model.checks import ACCESS_REFUSED
-from shardmq.broker.shared.certificates import expires_at
 from shardmq.broker.shared.control import QueueDeclare
 from shardmq.shardd.wire.messages import DISK_STALLED
 
@@ -36,6 +36,14 @@ UNIT_S: Final = {
 }
 WITHIN_MAX: Final = 999_999
 PORT_MAX: Final = 65535
+SLICE_QUEUES: Final = 500  # looked at before the processor is offered
+CRITICAL_SHOWN_MAX: Final = 1_000
+CRITICAL: Final = (
+    "There are quorum queues that would lose their quorum if the target node is shut down"
+)
+ONLY_COPY: Final = (
+    "No other node has all definitions: without the target node nothing can be declared"
+)
 # Other names of protocols, as RabbitMQ knows them.
 PROTOCOL_NAMES: Final = {
     other: name
@@ -58,18 +66,24 @@ class Unhealthy(Exception):
         self.more = more
 
 
-def why_out_of_service(context: Context) -> str | None:
-    not_ready = [shard.number for shard in context.shards.shards if not shard.ready]
+def called_part(call: Call) -> Part:
+    """Return the node in the path, else the one that was called."""
+    return Part(call.context, call.node(), is_whole=False)
+
+
+def why_out_of_service(part: Part) -> str | None:
+    if not part.is_alive:
+        return f"{part.called} is down"
+    shards, others = part.shards(), part.other_versions()
+    not_ready = [shard.number for shard in shards if not shard.ready]
     if not_ready:
         return f"shards not ready: {', '.join(map(str, not_ready))}"
-    stalled = [shard.number for shard in context.shards.shards if shard.alarm == DISK_STALLED]
+    stalled = [shard.number for shard in shards if shard.alarm == DISK_STALLED]
     if stalled:
         return f"{DISK_STALLED}: shards {', '.join(map(str, stalled))}"
-    if context.links.other_versions:
-        return (
-            f"front doors of another release: {', '.join(map(str, context.links.other_versions))}"
-        )
-    if not context.links.doors():
+    if others:
+        return f"front doors of another release: {', '.join(map(str, others))}"
+    if not part.doors():
         return "no front door is connected"
     return None
 
@@ -86,13 +100,50 @@ async def with_data(call: Call) -> Any:
     return OK
 
 
-async def of_one_node(call: Call) -> Any:
-    """Pass, as there is only one node and queues have no replicas."""
-    return {**OK, "reason": "single node cluster"}
+async def mirror_sync_critical(call: Call) -> Any:
+    """Pass, as queues have no mirrors."""
+    return OK if len(call.context.cluster.nodes) > 1 else {**OK, "reason": "single node cluster"}
+
+
+async def quorum_critical(call: Call) -> Any:
+    """Check that no quorum queue and no definition needs the node that was called."""
+    cluster, name = call.context.cluster, call.via
+    if len(cluster.nodes) == 1:
+        return {**OK, "reason": "single node cluster"}
+    alive = {node.name for node in cluster.nodes if node.is_alive}
+    if name in cluster.in_sync and not alive & set(cluster.in_sync) - {name}:
+        raise Unhealthy(ONLY_COPY, queues=[])
+    found = await _quorum_queues_at(call.context, name)
+    if found:
+        raise Unhealthy(CRITICAL, queues=found)
+    return OK
+
+
+async def _quorum_queues_at(context: Context, node: str) -> list[dict[str, str]]:
+    """Return the first quorum queues whose messages only this node has."""
+    found, work = list[dict[str, str]](), SlicedWork()
+    for vhost in list(context.catalog.vhosts.values()):
+        queues = list(vhost.queues.values())
+        for start in range(0, len(queues), SLICE_QUEUES):
+            found += [
+                {
+                    "readable_name": f"queue '{queue.name}' in vhost '{queue.vhost}'",
+                    "name": queue.name,
+                    "virtual_host": queue.vhost,
+                    "type": "quorum",
+                }
+                for queue in queues[start : start + SLICE_QUEUES]
+                if queue.arguments.get("x-queue-type") == "quorum"
+                and context.cluster.of_shard(queue.shard) == node
+            ]
+            if len(found) >= CRITICAL_SHOWN_MAX:
+                return found[:CRITICAL_SHOWN_MAX]
+            await work.yield_to_others()
+    return found
 
 
 async def quorum_queues(call: Call) -> Any:
-    """Check that each quorum queue has a leader, which is so: there is only one node."""
+    """Check that each quorum queue has a leader, which is so: queues elect none."""
     if "vhost" in call.request.match_info:
         call.vhost()
     try:
@@ -102,31 +153,49 @@ async def quorum_queues(call: Call) -> Any:
     return OK
 
 
-async def alarms(call: Call) -> Any:
-    """Check that no alarm is in effect; the answer also has warnings."""
+def alarms_of(part: Part) -> list[dict[str, Any]]:
+    """Return the alarms of a node, or of one host."""
     found: list[dict[str, Any]] = [
-        {"shard": shard.number, "alarm": shard.alarm}
-        for shard in call.context.shards.shards
-        if shard.alarm
+        {"shard": shard.number, "alarm": shard.alarm} for shard in part.shards() if shard.alarm
     ]
-    if call.context.memory.alarm:
-        found.append({"alarm": call.context.memory.alarm})
-    found += [{"process": name, "alarm": FEW_FILES} for name in short_of_files(rows(call.context))]
+    found += [{"alarm": text} for facts in part.facts.values() for text in facts.alarms]
+    found += [{"process": name, "alarm": FEW_FILES} for name in short_of_files(part.rows())]
+    in_cluster = {"node": part.called} if part.context.cluster.is_cluster else {}
+    return [row | in_cluster for row in found]
+
+
+async def _check_alarms(call: Call, parts: list[Part]) -> Any:
+    found = [row for part in parts for row in alarms_of(part)]
     if found:
         raise Unhealthy("There are alarms in effect", alarms=found)
     stats = await call.context.stats.of_shards()
+    shards = {shard.number for part in parts for shard in part.shards()}
     warned: list[dict[str, Any]] = [{"warning": text} for text in limit_usage.near(call.context)]
     warned += [
         {"shard": shard, "warning": text}
         for shard, row in stats.shards.items()
-        for text in warnings(row)
+        for text in (warnings(row) if shard in shards else ())
     ]
     return {**OK, "warnings": warned} if warned else OK
 
 
+async def alarms(call: Call) -> Any:
+    """Check that no alarm is in effect on any node; the answer also has warnings."""
+    return await _check_alarms(call, every_node(call.context))
+
+
+async def local_alarms(call: Call) -> Any:
+    """Check that no alarm is in effect on the node that was called; there may be warnings."""
+    return await _check_alarms(call, [called_part(call)])
+
+
+def every_node(context: Context) -> list[Part]:
+    return [Part(context, node.name, is_whole=False) for node in context.cluster.nodes]
+
+
 async def in_service(call: Call) -> Any:
-    """Check that all shards and a front door serve clients."""
-    reason = why_out_of_service(call.context)
+    """Check that the shards of the node that was called and a front door serve clients."""
+    reason = why_out_of_service(called_part(call))
     if reason is not None:
         raise Unhealthy(reason)
     return OK
@@ -134,25 +203,23 @@ async def in_service(call: Call) -> Any:
 
 async def node(call: Call) -> Any:
     """Check everything on the node, as older tools ask it."""
-    call.check_node()
-    await alarms(call)
+    await local_alarms(call)
     return await in_service(call)
 
 
 async def port_listener(call: Call) -> Any:
-    """Check that something listens at a port."""
+    """Check that the node that was called listens at a port."""
     port = number("port", call.part("port"), most=PORT_MAX)
-    if any(listener["port"] == port for listener in listeners(call.context)):
+    ports = [one["port"] for one in listeners(call.context, call.via)]
+    if port in ports:
         return {**OK, "port": port}
-    raise Unhealthy(
-        "No active listener", missing=port, ports=[one["port"] for one in listeners(call.context)]
-    )
+    raise Unhealthy("No active listener", missing=port, ports=ports)
 
 
 async def protocol_listener(call: Call) -> Any:
-    """Check that there is a listener for each protocol in the path, with commas between."""
+    """Check that the node has a listener for each protocol in the path, with commas between."""
     given = call.part("protocol").lower()
-    protocols = sorted({listener["protocol"] for listener in listeners(call.context)})
+    protocols = sorted({listener["protocol"] for listener in listeners(call.context, call.via)})
     missing = [
         asked for asked in given.split(",") if PROTOCOL_NAMES.get(asked, asked) not in protocols
     ]
@@ -176,14 +243,12 @@ async def certificate_expiration(call: Call) -> Any:
     unit = call.part("unit").lower()
     if unit not in UNIT_S:
         raise bad_request(f"unit: one of {', '.join(UNIT_S)}")
-    tls, ending = call.context.config.tls, []
-    for path in [] if tls is None else dict.fromkeys([tls.cert, *(one.cert for one in tls.sni)]):
-        try:
-            ends = expires_at(path)
-        except (OSError, ValueError) as error:
-            raise Unhealthy(f"{path}: {error}") from None
-        if ends < time.time() + within * UNIT_S[unit]:
-            ending.append({"certificate": path, "expires_at": ends})
+    ending = []
+    for one in (one for facts in called_part(call).facts.values() for one in facts.certificates):
+        if one.error:
+            raise Unhealthy(f"{one.path}: {one.error}")
+        if one.expires_at < time.time() + within * UNIT_S[unit]:
+            ending.append({"certificate": one.path, "expires_at": one.expires_at})
     if ending:
         raise Unhealthy("Certificates expiring", expired=ending)
     return OK
@@ -195,7 +260,7 @@ async def aliveness(call: Call) -> Any:
     The queue is left for the next time.
     """
     vhost = call.vhost_to_change().name
-    reason = why_out_of_service(call.context)
+    reason = why_out_of_service(called_part(call))
     if reason is not None:
         raise Unhealthy(reason)
     await call.ask(QueueDeclare(vhost, ALIVENESS_QUEUE, False, False, False, {}))
@@ -217,10 +282,10 @@ CHECKS = "/api/health/checks"
 
 ROUTES = [
     Route("GET", f"{CHECKS}/alarms", alarms),
-    Route("GET", f"{CHECKS}/local-alarms", alarms),
+    Route("GET", f"{CHECKS}/local-alarms", local_alarms),
     Route("GET", f"{CHECKS}/virtual-hosts", ok),
-    Route("GET", f"{CHECKS}/node-is-quorum-critical", of_one_node),
-    Route("GET", f"{CHECKS}/node-is-mirror-sync-critical", of_one_node),
+    Route("GET", f"{CHECKS}/node-is-quorum-critical", quorum_critical),
+    Route("GET", f"{CHECKS}/node-is-mirror-sync-critical", mirror_sync_critical),
     Route("GET", f"{CHECKS}/metadata-store/initialized", ok),
     Route("GET", f"{CHECKS}/metadata-store/initialized/with-data", with_data),
     *(

@@ -122,10 +122,10 @@ async def read(call: Call) -> list[dict[str, Any]]:
     offset = body.offset
     if isinstance(offset, str) and offset.isdecimal():
         offset = number("offset", offset, most=OFFSET_MAX)
-    reaches = call.context.streams.range_of(call.context.config, stream)
+    ranges = await call.context.streams.of(call.context.config, [stream])
     async with _session_or_error(call, vhost) as opened:
         count = min(body.count, GET_MESSAGES_MAX)
-        begin, end = (0, 0) if reaches is None else (reaches.first, reaches.next)
+        begin, end = ranges.get(stream.id, (0, 0))
         got = await opened.read(queue, count, offset, begin, end)
     return [row(message, body.encoding, body.truncate) for message in got]
 
@@ -269,14 +269,10 @@ def session(
     alarms = {shard.alarm for shard in call.context.shards.shards if shard.ready}
     if publishes and (blocking := sorted((alarms | {call.context.memory.alarm}) - {""})):
         raise Unavailable(f"publishers are blocked: {' & '.join(blocking)}")
-    doors = call.context.links.doors()
+    doors = call.context.door_paths()
     if not doors:
         raise Unavailable("no front door is there")
-    return front_door.opened(
-        front_door.socket_path(call.context.config.runtime_dir, doors[0].number),
-        call.user.name,
-        vhost,
-    )
+    return front_door.opened(doors[0], call.user.name, vhost)
 
 
 @asynccontextmanager

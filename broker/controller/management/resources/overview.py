@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import time_range
+from shardmq.broker.controller.management.metrics.churn import churn_rates
 from shardmq.broker.controller.management.metrics.message_stats import all_message_stats, depths
-from shardmq.broker.controller.management.metrics.object_metrics import churn_rates
 from shardmq.broker.controller.management.metrics.past import (
     BROKER,
     COARSE_KEPT_S,
@@ -18,6 +17,7 @@ from shardmq.broker.controller.management.metrics.past import (
     THE_ONLY,
 )
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
+from shardmq.broker.controller.node_facts import product_version
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 
@@ -30,15 +30,8 @@ PROTOCOLS = {
 }
 
 
-def product_version() -> str:
-    try:
-        return version("shardmq")
-    except PackageNotFoundError:
-        return "0"
-
-
-def listeners(context: Context) -> list[dict[str, Any]]:
-    """Return the listening sockets that the supervisors of the nodes have opened."""
+def listeners(context: Context, wanted: str | None = None) -> list[dict[str, Any]]:
+    """Return the listening sockets of a node, or of all; the supervisors have opened them."""
     return [
         {
             "node": node,
@@ -47,8 +40,26 @@ def listeners(context: Context) -> list[dict[str, Any]]:
             "port": int(address.rpartition(":")[2]),
         }
         for node, facts in context.cluster.facts().items()
+        if wanted in (None, node)
         for name, protocol in PROTOCOLS.items()
         for address in facts.listeners.get(name, [])
+    ]
+
+
+def contexts(listening: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the listeners of the HTTP API as RabbitMQ shows them, too."""
+    return [
+        {
+            "node": one["node"],
+            "description": "management",
+            "path": "/",
+            "ip": one["ip_address"],
+            "port": str(one["port"]),
+            "protocol": one["protocol"],
+            "ssl_opts": [],
+        }
+        for one in listening
+        if one["protocol"] in ("http", "https")
     ]
 
 
@@ -56,6 +67,7 @@ async def overview(call: Call) -> dict[str, Any]:
     """Show the counts, rates, listeners and versions of the whole broker."""
     context, wanted = call.context, time_range.asked(call.request.query)
     stats, vhosts = await context.stats.now(totals_only=True), call.visible_vhosts()
+    listening = listeners(context)
     shown = {
         "product_name": "shardmq",
         "product_version": product_version(),
@@ -86,22 +98,16 @@ async def overview(call: Call) -> dict[str, Any]:
         "queue_totals": depths(stats),
         "message_stats": all_message_stats(stats),
         "churn_rates": churn_rates(context, stats),
-        "listeners": listeners(context),
-        "contexts": [
-            {
-                "node": one["node"],
-                "description": "management",
-                "path": "/",
-                "ip": one["ip_address"],
-                "port": str(one["port"]),
-                "protocol": one["protocol"],
-                "ssl_opts": [],
-            }
-            for one in listeners(context)
-            if one["protocol"] in ("http", "https")
-        ],
+        "listeners": listening,
+        "contexts": contexts(listening),
         "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
     }
+    if context.cluster.is_cluster:
+        shown["alarms"] = [
+            {"node": name, "alarm": alarm}
+            for name, facts in context.cluster.facts().items()
+            for alarm in facts.alarms
+        ]
     if wanted is not None:
         add_row_samples(shown, context.past, BROKER, THE_ONLY, stats.at, wanted)
     return shown

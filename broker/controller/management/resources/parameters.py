@@ -13,7 +13,7 @@ from shardmq.broker.controller.management.call import (
     put_status,
     with_keys,
 )
-from shardmq.broker.controller.management.cluster_id import global_parameters
+from shardmq.broker.controller.management.cluster_id import global_parameters, identity
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.management.responses.schemas import object_of
 from shardmq.broker.model.changes import GLOBAL, ParameterDelete, ParameterPut
@@ -69,12 +69,12 @@ async def delete(call: Call) -> None:
 async def get_globals(call: Call) -> Listing:
     """List global parameters."""
     return Listing(
-        [global_row(put) for put in global_parameters(call.catalog, call.context.config.data_dir)]
+        [global_row(put) for put in global_parameters(call.catalog, identity(call.context.config))]
     )
 
 
 def _global(call: Call) -> ParameterPut:
-    puts = global_parameters(call.catalog, call.context.config.data_dir)
+    puts = global_parameters(call.catalog, identity(call.context.config))
     return existing(next((put for put in puts if put.name == call.part("name")), None))
 
 

@@ -9,12 +9,14 @@ from shardmq.broker.controller.cluster_view import KnownNode
 from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.management.context import Context
-from shardmq.broker.controller.management.metrics import time_range
+from shardmq.broker.controller.management.metrics import churn, time_range
+from shardmq.broker.controller.management.metrics.part import Part
 from shardmq.broker.controller.management.metrics.past import NODE as NODE_KIND
 from shardmq.broker.controller.management.metrics.past import THE_ONLY
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
-from shardmq.broker.controller.node_facts import NodeFacts
+from shardmq.broker.controller.management.resources.overview import contexts, listeners
+from shardmq.broker.controller.node_facts import ETCD_AWAY, NodeFacts
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.logins import MECHANISMS
 from shardmq.shardd.wire.histogram import SUM, parts_of
@@ -38,20 +40,9 @@ def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
     ]
 
 
-def rows(context: Context) -> list[dict[str, Any]]:
-    """Return the rows of the processes of all nodes that tell."""
-    shown = []
-    for name, facts in context.cluster.facts().items():
-        for row in facts.processes:
-            shown.append(row | {"node": name} if context.cluster.is_cluster else dict(row))
-            if row["kind"] == "shard":
-                shown[-1]["queues"] = context.catalog.index.count_on(row["index"])
-    return shown
-
-
 async def get_all(call: Call) -> list[dict[str, Any]]:
     """List the processes of the broker, with memory, files and restarts."""
-    return rows(call.context)
+    return Part(call.context, call.via).rows()
 
 
 def warnings(numbers: dict[str, float]) -> list[str]:
@@ -64,12 +55,19 @@ def warnings(numbers: dict[str, float]) -> list[str]:
     return found
 
 
+def node_of_shard(context: Context, shard: int) -> dict[str, Any]:
+    """Return the field that names the node of a shard; there is none without a cluster."""
+    cluster = context.cluster
+    return {"node": cluster.of_shard(shard)} if cluster.is_cluster else {}
+
+
 async def shards(call: Call) -> list[dict[str, Any]]:
     """List the shards, with their state, alarms and numbers."""
     catalog, stats = call.context.catalog, await call.context.stats.of_shards()
     return [
         {
             "shard": shard.number,
+            **node_of_shard(call.context, shard.number),
             "pid": shard.pid,
             "ready": shard.ready,
             "alarm": shard.alarm,
@@ -119,10 +117,11 @@ def syncs(sizes: Iterable[dict[str, float]]) -> tuple[int, float]:
 def node(context: Context, stats: Stats, known: KnownNode, facts: NodeFacts) -> dict[str, Any]:
     """Return the row of a node that has told its facts."""
     own = [shard for shard in context.shards.shards if shard.number in known.shards]
-    alarms = {shard.alarm for shard in own} | {facts.memory_alarm}
+    alarms = {shard.alarm for shard in own} | set(facts.alarms)
     children = [row for row in facts.processes if row.get("rss_bytes")]
     sync_count, sync_s = syncs(stats.sizes[n] for n in known.shards if n in stats.sizes)
     room = disk_room(stats.shards[n] for n in known.shards if n in stats.shards)
+    churned = _churned(context, stats, known)
     counted = {
         "mem_used": facts.memory_bytes,
         "fd_used": sum(row.get("fd_used") or 0 for row in children),
@@ -133,12 +132,13 @@ def node(context: Context, stats: Stats, known: KnownNode, facts: NodeFacts) -> 
         "proc_used": len(children),
         **{name: value for name, value in room.items() if name == "disk_free"},
         "io_sync_count": sync_count,
+        **churned,
     }
     rates = context.node_rates[known.name].of(
         {name: float(value) for name, value in counted.items()}
     )
-    # The count of syncs falls when a shard is restarted; the other numbers may have negative rates.
-    rates |= {name: max(0.0, rates[name]) for name in rates.keys() & {"io_sync_count"}}
+    # Counters fall when a process is restarted; the other numbers may have negative rates.
+    rates |= {name: max(0.0, rates[name]) for name in rates.keys() & {"io_sync_count", *churned}}
     return {
         "name": known.name,
         "type": "disc",
@@ -174,32 +174,60 @@ def node(context: Context, stats: Stats, known: KnownNode, facts: NodeFacts) -> 
         "uptime": int(node_uptime_s(children) * 1000),
         "rates_mode": "basic",
         **_in_cluster(context, known),
+        **_told_in_cluster(context, known, facts),
     }
 
 
 def _in_cluster(context: Context, known: KnownNode) -> dict[str, Any]:
-    """Return what only a node of a cluster has."""
+    """Return the fields of a node of a cluster, whether it is alive or not."""
     if not context.cluster.is_cluster:
         return {}
-    return {"shards": list(known.shards), "is_leader": known.name == context.cluster.own}
+    return {
+        "shards": list(known.shards),
+        "is_leader": known.name == context.cluster.own,
+        "has_definitions": known.name in context.cluster.in_sync,
+    }
+
+
+def _told_in_cluster(context: Context, known: KnownNode, facts: NodeFacts) -> dict[str, Any]:
+    """Return the further fields of a node of a cluster that is alive."""
+    if not context.cluster.is_cluster:
+        return {}
+    return {
+        "version": facts.version,
+        "etcd_up": ETCD_AWAY not in facts.alarms,
+        "etcd_silent_s": facts.etcd_silent_s,
+        "contexts": contexts(listeners(context, known.name)),
+        "net_ticktime": 0,
+        "being_drained": known.name in context.catalog.drained_nodes,
+    }
+
+
+def _churned(context: Context, stats: Stats, known: KnownNode) -> dict[str, int]:
+    """Return how much came and went at a node of a cluster; nothing without a cluster."""
+    if not context.cluster.is_cluster:
+        return {}
+    part = Part(context, known.name, is_whole=False)
+    return churn.by_names_of_api(churn.counts(part, part.stats(stats)))
 
 
 def own_node(context: Context, stats: Stats) -> dict[str, Any]:
     """Return the row of the node of this controller."""
     known = next(each for each in context.cluster.nodes if each.name == context.cluster.own)
-    return node(context, stats, known, context.cluster.facts()[known.name])
+    return node(context, stats, known, context.cluster.facts(known.name)[known.name])
 
 
 async def _nodes(call: Call) -> list[dict[str, Any]]:
     """Return the rows of all nodes with the samples that the call asks for."""
     context, wanted = call.context, time_range.asked(call.request.query)
-    stats, facts = await context.stats.of_shards(), context.cluster.facts()
-    found = []
+    counters = context.stats.now(totals_only=True) if context.cluster.is_cluster else None
+    stats = await (counters or context.stats.of_shards())
+    facts, found = context.cluster.facts(), []
     for known in context.cluster.nodes:
         told = facts.get(known.name)
         if told is None:
             found.append({"name": known.name, "type": "disc", "running": known.is_alive})
-            found[-1] |= _in_cluster(context, known)
+            found[-1] |= {"partitions": [], "alarms": [], **_in_cluster(context, known)}
             continue
         found.append(node(context, stats, known, told))
         if wanted is not None and known.name == context.cluster.own:
@@ -220,7 +248,8 @@ async def one_node(call: Call) -> dict[str, Any]:
 
 async def memory(call: Call) -> dict[str, Any]:
     """Show how much memory each process has."""
-    facts = call.context.cluster.facts().get(call.node())
+    name = call.node()
+    facts = call.context.cluster.facts(name).get(name)
     if facts is None:
         raise not_found()
     held = {row["name"]: row["rss_bytes"] for row in facts.processes if row.get("rss_bytes")}

@@ -50,7 +50,9 @@ async def status(call: Call) -> dict[str, Any]:
         "deadline_ms": deadline_ms,
         "at_deadline": choice or "wait",
         "queues": [
-            _shown(vhost, queue, waiting.get(queue.id), left.get(queue.name)) for queue in parts
+            _shown(vhost, queue, waiting.get(queue.id), left.get(queue.name))
+            | {"node": call.context.cluster.of_shard(queue.shard)}
+            for queue in parts
         ],
         "groups": _crossing(
             call.context.groups.queues.get(VirtualQueueName(vhost.name, exchange.name)), parts
@@ -80,14 +82,15 @@ async def plan(call: Call) -> dict[str, Any]:
     """Show what a change of the number of shard queues would do; nothing is changed."""
     vhost, exchange = _stream_exchange(call)
     number = _number(await call.body(NumberBody))
-    want = shard_sets.wanted(call.catalog, vhost, exchange, call.authority.placement.count)
+    places = call.authority.places
+    want = shard_sets.wanted(call.catalog, vhost, exchange, places)
     assert want is not None
-    want = shard_sets.set_to(want, number, call.authority.placement.count)
+    want = shard_sets.set_to(want, number, places)
     most = call.catalog.vhost_limit(vhost.name, "max-queues")
     there = len(vhost.queues) - vhost.hidden_queues
     room = SHARDS_PER_EXCHANGE_MAX if most is None else max(0, most - there)
-    reshaping = Reshaping(vhost, exchange, want, call.authority.placement)
-    names = {want.name(exchange.name, index) for index in reshaping.indexes(room)}
+    reshaping = Reshaping(vhost, exchange, want, places)
+    names = {target.name for target in reshaping.targets(room)}
     parts = [
         queue
         for queue in vhost.parts(exchange.name)
@@ -134,7 +137,7 @@ def _number(body: NumberBody) -> Any:
 def _stream_exchange(call: Call) -> tuple[Vhost, ExchangePut]:
     vhost, name = call.vhost(), exchange_name(call.part("exchange"))
     exchange = existing(vhost.exchanges.get(name))
-    if shard_sets.wanted(call.catalog, vhost, exchange, call.authority.placement.count) is None:
+    if shard_sets.wanted(call.catalog, vhost, exchange, call.authority.places) is None:
         raise bad_request(f"exchange '{name}' is no stream exchange")
     return vhost, exchange
 

@@ -11,6 +11,7 @@ from shardmq.broker.controller.management.metrics.past import SHARD
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.resources import queues
+from shardmq.broker.controller.management.resources.processes import node_of_shard
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import LazyListing
 
@@ -64,6 +65,7 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
     for shard in shards:
         row = {
             "shard": shard.number,
+            **node_of_shard(context, shard.number),
             "ready": shard.ready,
             "alarm": shard.alarm,
             "queues": context.catalog.index.count_on(shard.number),

@@ -15,7 +15,7 @@ import msgspec
 
 from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
 from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, existing
-from shardmq.broker.controller.management.resources.streams import asked_stream, id_of, range_of
+from shardmq.broker.controller.management.resources.streams import asked_stream, id_of, ranges_of
 from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.controller.streams.stream_ranges import StreamShard
 from shardmq.shardd.wire import messages as wire
@@ -83,10 +83,11 @@ async def delete(call: Call) -> None:
 async def _groups(call: Call) -> list[dict[str, Any]]:
     _, _, parts = asked_stream(call)
     stats = await call.context.stats.of([part.queue for part in parts])
+    ranges = await ranges_of(call, parts)
     found: dict[str, list[dict[str, Any]]] = {}
     for part in parts:
         stream = stats.streams.get(part.queue.id)
-        known = range_of(call, part)
+        known = ranges.get(part.queue.id)
         for name, offset in stream.positions.items() if stream is not None else ():
             lag = 0 if known is None else max(0, known.next - max(offset, known.first))
             found.setdefault(name, []).append({"shard": part.number, "next": offset, "lag": lag})

@@ -1,35 +1,35 @@
 """/api/streams: the streams, their offsets, and their messages as Arrow (see broker/ARROW.md).
 
-The reader process writes messages straight to the client's socket. Only with TLS or HTTP/1.0 their
-bytes pass through this process.
+In a cluster a client who asks for rows is sent to the node that has them, with a ticket, unless it
+has called that node and that node leads.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
 from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, number
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
 from shardmq.broker.controller.management.responses.json_body import json_response
-from shardmq.broker.controller.peers import front_door
-from shardmq.broker.controller.streams import stream_reader
+from shardmq.broker.controller.streams.boards import Wanted
+from shardmq.broker.controller.streams.scan_responses import failure_of, refused, respond
 from shardmq.broker.controller.streams.stream_ranges import (
     StreamShard,
     exchange_of,
     names_of,
     parts_of,
 )
-from shardmq.broker.controller.streams.stream_reader import ReaderLost, absence, connected
+from shardmq.broker.controller.streams.stream_reader import ReaderConnection, ReaderLost
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.shared.rights import Read
+from shardmq.shardd.wire.board import Range
 from shardmq.shardd.wire.reader_protocol import (
     BODY_BYTES_MAX,
     COLUMNS,
@@ -40,15 +40,9 @@ from shardmq.shardd.wire.reader_protocol import (
     Scan,
 )
 
-CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 WAIT_MS_MAX = 30_000
 PATTERN_BYTES_MAX = 255
 COLUMNS_DEFAULT = COLUMNS[:7]
-RETRY_AFTER_S = 1
-# A client that takes nothing for this long is cut off.
-STALLED_S_MAX = 60.0
-# The head of the response must have left this process by then, or the reader does not write.
-HAND_OVER_S_MAX = 1.0
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
@@ -81,19 +75,18 @@ async def get(call: Call) -> dict[str, Any]:
     if wait_ms:
         after = _after(call)
 
-        def gone_on() -> bool:
-            ranges = ((part.number, range_of(call, part)) for part in parts_of(vhost, name))
-            return any(
-                found is not None and found.next > after.get(index, -1) for index, found in ranges
-            )
+        def wanted() -> Iterator[Wanted]:
+            for part in parts_of(vhost, name):
+                yield Wanted(part.queue.shard, part.queue.id, after.get(part.number, -1))
 
-        await call.context.streams.wait_until(gone_on, wait_ms / 1000)
+        await call.context.streams.wait_for_more(call.context.config, wanted, wait_ms / 1000)
         parts = parts_of(vhost, name)
         if not parts:
             raise _no_stream(vhost, name)
     there = {id_of(call, part) for part in parts}
     ended = [] if call.context.ended is None else call.context.ended.of(vhost.name, name)
-    return {
+    ranges = await ranges_of(call, parts)
+    shown: dict[str, Any] = {
         "name": name,
         "vhost": vhost.name,
         "kind": "queue" if name in vhost.queues else "exchange",
@@ -108,10 +101,13 @@ async def get(call: Call) -> dict[str, Any]:
                 "state": "down" if found is None else "running",
             }
             for part in parts
-            for found in [range_of(call, part)]
+            for found in [ranges.get(part.queue.id)]
         ],
         "ended": [shown for shown in ended if shown["id"] not in there],
     }
+    if (elsewhere := call.context.streams.elsewhere) is not None:
+        shown["nodes"] = elsewhere.addresses()
+    return shown
 
 
 async def offset_for_time(call: Call) -> dict[str, Any]:
@@ -123,7 +119,7 @@ async def offset_for_time(call: Call) -> dict[str, Any]:
         raise bad_request("timestamp: missing, milliseconds since 1970")
     shards = {}
     for part in parts:
-        async with _reader(call) as reader:
+        async with _reader(call, part.queue.shard) as reader:
             find = Find(vhost.name, part.queue.shard, part.queue.id, timestamp)
             answer = await reader.ask(find)
         if answer.status != 200:
@@ -147,7 +143,7 @@ async def get_arrow(call: Call) -> web.StreamResponse:
             "conflict",
             f"the stream with the id {wanted} is gone, one with its name has another",
         )
-        return _refused(answer, {"id": id})
+        return refused(answer, {"id": id})
     scan = Scan(
         vhost.name,
         part.queue.shard,
@@ -159,21 +155,38 @@ async def get_arrow(call: Call) -> web.StreamResponse:
         _number(call, "to"),
         **_filters(call),
     )
-    async with _reader(call) as reader:
-        answer = await reader.ask(scan)
-        if answer.status != 200:
-            return _refused(answer, {"id": id})
-        return await _send(call, reader, answer, id)
+    if (sent_on := _sent_on(call, scan, id)) is not None:
+        return sent_on
+    async with _reader(call, scan.shard) as reader:
+        return await respond(call.request, reader, scan, id)
+
+
+def _sent_on(call: Call, scan: Scan, id: str) -> web.Response | None:
+    """Return a response that sends the client to the node of a stream.
+
+    None: the client is there already, the node is not alive, or it does not speak HTTP as the
+    client does, who may use TLS.
+    """
+    elsewhere, context = call.context.streams.elsewhere, call.context
+    node = None if elsewhere is None else elsewhere.holder(scan.shard)
+    if elsewhere is None or node is None or node.name == call.via == context.cluster.own:
+        return None
+    url = elsewhere.url(node, call.request.scheme, id, scan)
+    if url is None:
+        return None
+    response = json_response({"location": url}, 307, {"Location": url})
+    if node.name == call.via:
+        response.force_close()  # what comes by this connection is relayed to the leader
+    return response
 
 
 async def post_arrow(call: Call) -> web.StreamResponse:
     """Publish the rows of an Arrow stream to an exchange."""
     call.knows_only(("producer", "seq", "routing_key", "mandatory"))
     vhost = _vhost(call)
-    query, doors = call.request.query, call.context.links.doors()
+    query, doors = call.request.query, call.context.door_paths()
     if not doors:
         raise ApiError(503, "unavailable", "no front door is there")
-    door = front_door.socket_path(call.context.config.runtime_dir, random.choice(doors).number)
     producer, sequence = query.get("producer"), _number(call, "seq")
     if (producer is None) != (sequence is None):
         raise bad_request("producer and seq: one makes no sense without the other")
@@ -182,7 +195,7 @@ async def post_arrow(call: Call) -> web.StreamResponse:
     asked = Publish(
         call.user.name,
         vhost.name,
-        door,
+        random.choice(doors),
         exchange_name(call.part("exchange")),
         query.get("routing_key", ""),
         query.get("mandatory", "true") == "true",
@@ -190,7 +203,7 @@ async def post_arrow(call: Call) -> web.StreamResponse:
         sequence or 0,
     )
     answer = await _publish(call, asked)
-    return json_response(answer.more) if answer.status == 200 else _refused(answer, {})
+    return json_response(answer.more) if answer.status == 200 else refused(answer, {})
 
 
 async def _publish(call: Call, asked: Publish) -> Answer:
@@ -212,72 +225,17 @@ async def _publish(call: Call, asked: Publish) -> Answer:
 
 
 @asynccontextmanager
-async def _reader(call: Call) -> AsyncIterator[stream_reader.ReaderConnection]:
-    """Connect to the reader process, and turn its failures into ApiError."""
-    try:
-        async with connected(call.context.config.runtime_dir) as reader:
-            yield reader
-    except (ConnectionError, FileNotFoundError):
-        status, reason = absence()
-        error = "not_implemented" if status == 501 else "unavailable"
-        raise ApiError(status, error, reason) from None
-    except (ReaderLost, TimeoutError, OSError) as failure:
-        raise ApiError(
-            503, "unavailable", f"the reader of streams: {failure or 'it ended'}"
-        ) from None
+async def _reader(call: Call, shard: int | None = None) -> AsyncIterator[ReaderConnection]:
+    """Connect to the reader process, and turn its failures into ApiError.
 
-
-async def _send(
-    call: Call, reader: stream_reader.ReaderConnection, answer: Answer, id: str
-) -> web.StreamResponse:
-    request = call.request
-    headers = {f"Shardmq-{key.title()}": str(value) for key, value in answer.more.items()}
-    response = web.StreamResponse(headers={"Shardmq-Stream-Id": id} | headers)
-    response.content_type = CONTENT_TYPE
-    if request.version >= HttpVersion11:
-        response.enable_chunked_encoding()
-    await response.prepare(request)
-    transport = request.transport
-    try:
-        await response.write(answer.begin)
-        if transport is not None and await _may_hand_over(request, transport):
-            await reader.hand_over(transport.get_extra_info("socket").fileno())
-        else:
-            async for data in reader.parts():
-                async with asyncio.timeout(STALLED_S_MAX):
-                    await response.write(data)
-    except (ReaderLost, TimeoutError, OSError):
-        # Without the last chunk the client sees that the response is not complete.
-        if transport is not None:
-            transport.abort()
-    return response
-
-
-async def _may_hand_over(request: web.Request, transport: asyncio.Transport) -> bool:
-    """Return whether the reader may write the rest to the client's socket.
-
-    It may not with TLS, through another node or without chunks, or while bytes written here have
-    not left this process.
+    With a `shard` it is the reader of the node that has the shard.
     """
-    is_plain = transport.get_extra_info("sslcontext") is None
-    if not is_plain or transport.get_extra_info("socket") is None:
-        return False
-    if request.version < HttpVersion11:
-        return False
-    loop = asyncio.get_running_loop()
-    end = loop.time() + HAND_OVER_S_MAX
-    while loop.time() < end:
-        await asyncio.sleep(0)  # uvloop writes at the end of a pass
-        if transport.get_write_buffer_size() == 0:
-            return not transport.is_closing()
-        await asyncio.sleep(0.001)
-    return False
-
-
-def _refused(answer: Answer, more: dict[str, Any]) -> web.Response:
-    body = {"error": answer.error, "reason": answer.reason, **answer.more, **more}
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
-    return json_response(body, answer.status, headers)
+    try:
+        async with call.context.to_reader(shard) as reader:
+            yield reader
+    except (ReaderLost, OSError) as error:
+        answer = failure_of(error)
+        raise ApiError(answer.status, answer.error, answer.reason) from None
 
 
 # -- streams ---------------------------------------------------------------------------------------
@@ -317,8 +275,9 @@ def id_of(call: Call, part: StreamShard) -> str:
     return call.context.streams.id_of(call.context.config, part.queue)
 
 
-def range_of(call: Call, part: StreamShard) -> Any:
-    return call.context.streams.range_of(call.context.config, part.queue)
+async def ranges_of(call: Call, parts: list[StreamShard]) -> dict[int, Range]:
+    """Return where streams begin and end, by queue id, as far as that is known."""
+    return await call.context.streams.of(call.context.config, [part.queue for part in parts])
 
 
 # -- parameters ------------------------------------------------------------------------------------

@@ -122,17 +122,19 @@ def _shard(
         {
             "consumer_tag": terms.tag,
             "channel_details": _channel(call, terms),
+            "node": call.context.cluster.of_door(consumer.door),
             "group": terms.group,
             "assignment": terms.assignment,
             "moving": moving,
         }
-        for assignment, _, terms, moving in assignments
+        for assignment, consumer, terms, moving in assignments
         if assignment.queue == put.id
     ]
     return {
         "queue": name,
         "index": put.part.index if put.part is not None else 0,
         "shard": put.shard,
+        "node": call.context.cluster.of_shard(put.shard),
         "state": put.part.state if put.part is not None else "",
         "owner": ", ".join(str(owner["consumer_tag"]) for owner in owners),
         "owners": owners,
@@ -153,6 +155,7 @@ def _consumer(
     return {
         "consumer_tag": terms.tag,
         "channel_details": _channel(call, terms),
+        "node": call.context.cluster.of_door(consumer.door),
         "group": terms.group,
         "assignment": terms.assignment,
         "priority": terms.priority,

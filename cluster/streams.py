@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 
 OPENING_BYTES_MAX: Final = 4096
+PAIR_BUFFER_BYTES: Final = 1 << 20
 # How long an end waits for the connection, for the handshake and for the line of the other end.
 OPENING_S_MAX: Final = 5.0
 # The version of what the nodes say to each other. Nodes of different versions refuse each other.
@@ -31,6 +32,10 @@ HTTPS: Final = "https"  # HTTP that came by TLS, which ends at the relay
 METRICS: Final = "metrics"
 COPIES: Final = "copies"  # of the definitions, for nodes that follow
 FACTS: Final = "facts"  # what nodes that do not lead tell about themselves
+
+# The services of each node.
+RANGES: Final = "ranges"  # where its streams begin and end
+READER: Final = "reader"  # its reader of streams
 
 Address = tuple[str, int]
 
@@ -135,7 +140,7 @@ class StreamTransport(asyncio.Transport):
                 return self.opening.own or default
             case "opening":
                 return self.opening
-            case "sslcontext" if self.opening.service != HTTPS:
+            case "sslcontext" if self.opening.service in (HTTP, LOCAL, METRICS):
                 return default
             case "ssl_object" | "socket":  # those of the stream, not of the client
                 return default
@@ -253,3 +258,13 @@ async def open_stream(
     if asking.rest:
         protocol.data_received(asking.rest)
     return transport
+
+
+async def open_pair(
+    address: Address, tls: ssl.SSLContext, opening: Opening
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a stream as `open_stream` does, for a caller that reads and writes."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(PAIR_BUFFER_BYTES)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport = await open_stream(address, tls, opening, protocol)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

@@ -1,0 +1,16 @@
+"""How the processes of a node reach etcd, as their sections of the settings have it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The endpoints of etcd, and the login; `deploy/broker.toml` explains the settings."""
+
+    endpoints: list[str]
+    user: str = ""
+    password: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""

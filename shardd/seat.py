@@ -1,0 +1,287 @@
+"""The place of a shard on one node of a cluster, where other nodes have copies of its files.
+
+A seat begins as a follower: it does to its own directory what the leader of the shard does. When
+`shardmq.cluster.rules` say that it leads, `files` are there, and the process serves the shard by
+them: each change goes to the nodes that follow, and a sync waits for those of the in-sync set. A
+leader that another node has replaced is over, and its process starts again as a follower.
+
+All this runs in an event loop in a thread of its own, because the threads of the shard wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import threading
+from contextlib import aclosing
+from typing import Final
+
+import uvloop
+
+from shardmq.cluster.copy_streams import CopyStreams, copies_protocol
+from shardmq.cluster.etcd import client
+from shardmq.cluster.following import FollowerOfCopies, HeldFile, new_life
+from shardmq.cluster.leading import LeaderOfCopies
+from shardmq.cluster.operations import CopiedDirectory, OperationLog
+from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
+from shardmq.cluster.record_store import EtcdRecord, RecordAway
+from shardmq.cluster.record_store import decoded as record_of
+from shardmq.cluster.records import COPIES_PORT, BadRecord, KeyNames, Node, decoded, number_in
+from shardmq.cluster.replicated_files import Deposed, ReplicatedFiles
+from shardmq.cluster.rules import Record, Settings
+from shardmq.cluster.secret import tls_context
+from shardmq.cluster.streams import (
+    OPENING_S_MAX,
+    VERSION,
+    Address,
+    NoStream,
+    Opening,
+    OpeningProtocol,
+)
+from shardmq.shardd.config import CopiesConfig, ShardConfig
+from shardmq.shardd.directories import held_path, shard_directory
+from shardmq.shardd.store.files import OsFiles
+from shardmq.supervisor import notify
+
+log = logging.getLogger(__name__)
+
+STORE_BYTES: Final = 8
+# How long a leader that is drained waits until another node leads.
+HAND_OVER_S_MAX: Final = 2.0
+STOP_S_MAX: Final = 1.0
+# The files of a shard lie in the directories of its vhosts.
+OF_SHARD: Final = re.compile(r"[0-9a-f]{40}(/.*)?")
+
+
+def is_of_shard(path: str) -> bool:
+    """Return whether a path below the directory of a shard is part of the copies."""
+    return OF_SHARD.fullmatch(path) is not None
+
+
+class Seat:
+    """A follower that may become the leader; `start` begins.
+
+    fd: becomes readable when something of the following has changed; then call `look`.
+    is_settled: it is known which node leads.
+    files: the files to serve the shard by, once this node leads.
+    over: why the seat has ended; "" as long as it has not. An error of ours is in `failure`.
+    """
+
+    def __init__(self, config: ShardConfig, copies: CopiesConfig) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.is_settled = False
+        self.files: ReplicatedFiles | None = None
+        self.over = ""
+        self.failure: BaseException | None = None
+        self._shard = config.shard
+        self._copies = copies
+        self._root = shard_directory(config.data_dir, config.shard)
+        self._disk = OsFiles()
+        self._held = HeldFile(self._disk, held_path(self._root))
+        self._service = f"{COPIES_PORT}{config.shard}"
+        self._settings = Settings(disk_stall_s=config.disk_stall_s, min_in_sync=copies.min_in_sync)
+        self._life = new_life()
+        self._keys = KeyNames(copies.cluster)
+        self._operations = OperationLog()
+        self._nodes: dict[int, Node] = {}
+        self._record: Record | None = None
+        self._revision = 0
+        self._follower: FollowerOfCopies | None = None
+        self._leader: LeaderOfCopies | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._playing: asyncio.Task[str] | None = None
+        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+
+    # -- for the thread of the process -------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def look(self) -> None:
+        """Make `fd` unreadable, until something changes again."""
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            pass
+
+    def hand_over(self) -> None:
+        """Let another node lead at once, if there is one that has all. Nobody writes any more."""
+        loop, leader = self._loop, self._leader
+        if loop is None or leader is None or self.over:
+            return
+        heirs = sorted(leader.record.in_sync.keys() - {self._copies.node})
+        if heirs:
+            loop.call_soon_threadsafe(leader.hand_over, heirs[0])
+            self._thread.join(HAND_OVER_S_MAX)
+
+    def stop(self) -> None:
+        """End, with connections and threads. The disk is as after a crash."""
+        if self._loop is not None and self._playing is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._playing.cancel)
+            self._thread.join(STOP_S_MAX)
+
+    def is_deposed(self, error: BaseException | None) -> bool:
+        """Return whether an error of the shard says that this node leads no more."""
+        while error is not None:
+            if isinstance(error, Deposed):
+                return True
+            error = error.__cause__ or error.__context__
+        return bool(self.over) and self.failure is None
+
+    def numbers(self) -> dict[str, float]:
+        """Return how many nodes have all that is confirmed, and how far the last one is behind."""
+        leader = self._leader
+        if leader is None:
+            return {}
+        return {"replicas_in_sync": len(leader.record.in_sync), "replica_lag_bytes": leader.lag()}
+
+    # -- the thread of the copies ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                self.over = runner.run(self._play()) or "it leads no more"
+        except asyncio.CancelledError:
+            self.over = "it was stopped"
+        except Exception as error:
+            log.critical("the copies have ended: %s", error, exc_info=error)
+            self.failure = error
+            self.over = f"the copies have ended: {error}"
+        self._tell()
+
+    def _tell(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    async def _play(self) -> str:
+        """Follow, then lead; return why that is over."""
+        loop = self._loop = asyncio.get_running_loop()
+        self._etcd = client(self._copies.etcd)
+        server_tls = tls_context(self._copies.keys, server=True)
+        server = await loop.create_server(
+            lambda: OpeningProtocol(self._accept),
+            sock=socket.socket(fileno=os.dup(self._copies.fd)),
+            ssl=server_tls,
+            ssl_handshake_timeout=OPENING_S_MAX,
+        )
+        watching = asyncio.create_task(self._watch())
+        playing = self._playing = asyncio.create_task(self._follow_then_lead())
+        try:
+            await asyncio.wait((watching, playing), return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()  # etcd refuses
+            return playing.result()
+        finally:
+            for task in (watching, playing):
+                task.cancel()
+            await asyncio.gather(watching, playing, return_exceptions=True)
+            server.close()
+            await self._etcd.close()
+
+    async def _follow_then_lead(self) -> str:
+        copies, record = self._copies, EtcdRecord(self._etcd, self._keys.copies_of(self._shard))
+        opening = Opening(VERSION, copies.cluster, copies.node, self._service)
+        streams = CopyStreams(
+            tls_context(copies.keys, server=False),
+            opening,
+            lambda: self._record,
+            self._address,
+            self._leader_gone,
+        )
+        self._follower = FollowerOfCopies(
+            copies.node,
+            self._life,
+            self._held,
+            CopiedDirectory(self._disk, self._root, is_of_shard),
+            self._operations,
+            record,
+            streams.connect,
+            self._settings,
+            os.urandom(STORE_BYTES).hex() if copies.founds else "",
+        )
+        self._changed()
+        lead = await self._follower.run()
+        self._follower = None
+        log.info("this node leads in term %d", lead.record.term)
+        self._leader = LeaderOfCopies(
+            copies.node,
+            self._life,
+            lead,
+            self._operations,
+            record,
+            self._disk,
+            self._root,
+            is_of_shard,
+            self._settings,
+            waits=notify.watchdog,
+        )
+        self.files = self._leader.replicated
+        self._tell()
+        return await self._leader.run()
+
+    def _accept(self, opening: Opening) -> asyncio.Protocol:
+        """Return the protocol of a node that follows. Raises NoStream."""
+        if (opening.version, opening.cluster) != (VERSION, self._copies.cluster):
+            raise NoStream(f"this is a node of '{self._copies.cluster}' of version {VERSION}")
+        if opening.service != self._service:
+            raise NoStream(f"this is {self._service}")
+        if self._leader is None:
+            raise NoStream(f"{self._copies.node} does not lead", self._life)
+        return copies_protocol(self._leader)
+
+    # -- what etcd says ----------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        async with aclosing(self._etcd.watch(self._keys.all)) as watch:
+            async for news in watch:
+                self._take_all(news)
+
+    def _take_all(self, news: Listing | Changes) -> None:
+        if isinstance(news, Listing):
+            self._nodes.clear()
+            self._record, self._revision = None, news.revision
+        try:
+            for each in news.pairs if isinstance(news, Listing) else news.changes:
+                self._take(each)
+        except (BadRecord, RecordAway) as error:
+            log.error("etcd has a wrong value: %s", error)
+        self._changed()
+
+    def _take(self, news: Pair | Deleted) -> None:
+        if news.key == self._keys.copies_of(self._shard):
+            self._record, self._revision = None, news.mod_revision
+            if isinstance(news, Pair):
+                self._record = record_of(news)
+        elif news.key.startswith(self._keys.nodes):
+            number = number_in(news.key)
+            self._nodes.pop(number, None)
+            if isinstance(news, Pair):
+                self._nodes[number] = decoded(news.key, news.value, Node)
+
+    def _changed(self) -> None:
+        """Look at what etcd has now of the nodes and of the record."""
+        record = self._record
+        for copies in (self._follower, self._leader):
+            if copies is not None:
+                copies.recorded(record, self._revision)
+        if record is None or self._follower is None:
+            return
+        if record.leader != self._copies.node:
+            if self._address(record.leader) is None:
+                self._follower.leader_gone(record.term)
+            elif not self.is_settled:
+                self.is_settled = True
+                self._tell()
+
+    def _address(self, name: str) -> Address | None:
+        """Return where a node takes those who have copies of this shard; None if it is gone."""
+        for node in self._nodes.values():
+            if node.name == name and self._service in node.ports:
+                return node.address, node.ports[self._service]
+        return None
+
+    def _leader_gone(self, term: int) -> None:
+        if self._follower is not None:
+            self._follower.leader_gone(term)
