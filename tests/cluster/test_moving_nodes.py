@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
-from tests.support.real_cluster import LOGIN, RealCluster, connect, wait_for_nodes
+from tests.support.real_cluster import RealCluster, connect, login, wait_for_nodes
 
 pytestmark = pytest.mark.broker
 QUEUES = 6
@@ -35,7 +35,7 @@ def cluster(real: RealEtcd, tmp_path: Path) -> Iterator[RealCluster]:
 def ask(node: RealBroker, method: str, path: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{node.http}/api/{path}", data, method=method)
-    request.add_header("Authorization", f"Basic {LOGIN}")
+    request.add_header("Authorization", f"Basic {login(node)}")
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.loads(answer.read() or b"null")
 
