@@ -109,7 +109,7 @@ class FrontDoor:
             alarms=Alarms(),
             publishing=publishing,
             consuming=Consuming(links, catalog_link, self._loop, counts, replies, spans),
-            steps=StepRunner(catalog_link, links),
+            steps=StepRunner(catalog_link, links, in_cluster=config.session_keys is not None),
             server_properties=login.server_properties(cluster_name(catalog_link.catalog)),
             spans=spans,
         )

@@ -50,6 +50,7 @@ class ShardEvents:
     def away(self, shard: int) -> None:
         """Take note that the process of a shard is gone."""
         self._services.consuming.away(shard)
+        self._services.shards.went_away(shard)
 
     def restarted(self, shard: int) -> None:
         """Take note of a new process of the shard, which knows nobody."""

@@ -115,7 +115,7 @@ class Sock:
         self.unread: deque[bytes | OSError] = deque()
         self.taken = b""
         self.room = 1 << 30
-        self.is_closed = self.is_shut = False
+        self.is_closed = False
         self.error: OSError | None = None  # of the next write
 
     def fileno(self) -> int:
@@ -150,7 +150,7 @@ class Sock:
         return len(some)
 
     def shutdown(self, how: int) -> None:
-        self.is_shut = True
+        pass
 
     def close(self) -> None:
         self.is_closed = True
@@ -180,6 +180,12 @@ class Shards(LinksState):
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.asked.append((shard, make(len(self.asked) + 1), future))
         return future
+
+    def unless_away(self, shard: int, answer: asyncio.Future[Any]) -> asyncio.Future[Any]:
+        return answer
+
+    def went_away(self, shard: int) -> None:
+        assert shard < len(self.links)
 
     async def ask_in_epoch(
         self, shard: int, make: Callable[[int], wire.Message]

@@ -1,4 +1,4 @@
-"""A real etcd of one member or several, on free ports of 127.0.0.1, whose members can be killed."""
+"""A real etcd of one member or several, on free ports, whose members can be killed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,22 @@ READY: Final = "serving client traffic"
 class Member:
     """One process of an etcd. `options` are those that it has besides its addresses."""
 
-    def __init__(self, directory: Path, name: str, scheme: str, ports: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        scheme: str,
+        ports: tuple[int, int],
+        host: str = "127.0.0.1",
+        prefix: tuple[str, ...] = (),
+    ) -> None:
         self.name = name
+        self._prefix = prefix
         self.data = directory / name
         self.log = directory / f"{name}.log"
         self.port = ports[0]
-        self.endpoint = f"{scheme}://127.0.0.1:{ports[0]}"
-        self.peer = f"http://127.0.0.1:{ports[1]}"
+        self.endpoint = f"{scheme}://{host}:{ports[0]}"
+        self.peer = f"http://{host}:{ports[1]}"
         self.options: list[str] = []
         self._process: subprocess.Popen[str] | None = None
         self._ready = threading.Event()
@@ -44,11 +53,12 @@ class Member:
     def spawn(self) -> None:
         """Start the process, on the data that are there."""
         assert PROGRAM is not None
-        command = [PROGRAM, "--name", self.name, "--data-dir", str(self.data)]
+        command = [*self._prefix, PROGRAM, "--name", self.name, "--data-dir", str(self.data)]
         command += ["--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint]
         command += ["--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer]
         command += ["--logger", "zap", "--log-outputs", "stderr", *self.options]
-        command += ["--bcrypt-cost", "4"]
+        # Kills spare what the kernel has, and a disk with other work holds etcd up for seconds.
+        command += ["--bcrypt-cost", "4", "--unsafe-no-fsync"]
         self._ready.clear()
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         threading.Thread(target=self._read_log, args=[self._process], daemon=True).start()
@@ -96,6 +106,8 @@ class RealEtcd:
         members: The number of members.
         tls: The certificates, as `ca`, `cert` and `key`.
         client_certificates: Whether clients must show a certificate of the `ca`.
+        host: The address of all members.
+        prefix: The command of each member comes behind this.
     """
 
     def __init__(
@@ -104,11 +116,20 @@ class RealEtcd:
         members: int = 1,
         tls: dict[str, Path] | None = None,
         client_certificates: bool = False,
+        host: str = "127.0.0.1",
+        prefix: tuple[str, ...] = (),
     ) -> None:
         ports = _free_ports(2 * members)
         self._tls = tls
         self.members = [
-            Member(directory, f"m{at}", "https" if tls else "http", ports[2 * at : 2 * at + 2])
+            Member(
+                directory,
+                f"m{at}",
+                "https" if tls else "http",
+                ports[2 * at : 2 * at + 2],
+                host,
+                prefix,
+            )
             for at in range(members)
         ]
         peers = ",".join(f"{member.name}={member.peer}" for member in self.members)

@@ -9,6 +9,7 @@ broker's.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import struct
@@ -16,12 +17,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from pamqp import base, commands, frame
 
 from tests.support.history import make_body
 from tests.support.ledger import ACKED, NACKED, Ledger
 from tests.support.raw_client import HEADER, content_header, method, raw_frame
+from tests.support.real_broker import Address
 
 # A client that hears nothing for so long, though it is owed something, was forgotten.
 SILENCE_S = 60.0
@@ -47,24 +50,25 @@ class Complaint(Exception):
 class LoadClient:
     """One connection with one channel. Frames are read in bulk: there are many."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, at: Address) -> None:
         try:
-            self.sock = socket.create_connection(("127.0.0.1", port), 5)
+            self.sock = socket.create_connection((at.host, at.port), 5)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             raise Lost(str(error)) from None
         self._buffer = b""
         self._frames: deque[tuple[int, bytes]] = deque()
         try:
-            self._shake_hands()
+            self._shake_hands(at.user)
         except BaseException:
             self.sock.close()
             raise
 
-    def _shake_hands(self) -> None:
+    def _shake_hands(self, user: str) -> None:
         self.send(HEADER)
         self.expect(commands.Connection.Start)
-        self.send(method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")))
+        login = f"\0{user}\0{user}"
+        self.send(method(0, commands.Connection.StartOk({}, "PLAIN", login, "en_US")))
         offered = self.expect(commands.Connection.Tune)
         self.send(method(0, commands.Connection.TuneOk(offered.channel_max, offered.frame_max, 0)))
         self.ask(0, commands.Connection.Open("/"), commands.Connection.OpenOk)
@@ -146,6 +150,9 @@ class LoadClient:
         return self.expect(answer)
 
 
+AnyClient = TypeVar("AnyClient", bound=LoadClient)
+
+
 def decode(payload: bytes) -> object:
     return frame.unmarshal(raw_frame(1, 0, payload))[2]
 
@@ -167,12 +174,14 @@ def publishing(exchange: str, key: str) -> Callable[[bytes], bytes]:
 class Worker:
     """A thread that works until it is told to stop; `paused` workers keep their connection."""
 
-    def __init__(self, name: str, port: int, ledger: Ledger, seed: str) -> None:
-        self.name, self.port, self.ledger = name, port, ledger
+    def __init__(self, name: str, at: Address, ledger: Ledger, seed: str) -> None:
+        self.name, self.at, self.ledger = name, at, ledger
         self.queues: tuple[str, ...] = ()
+        self.elsewhere: tuple[Address, ...] = ()  # where it may come back when it is lost
         self.random = random.Random(f"{seed} {name}")
         self.going = True
         self.idle = threading.Event()  # paused, and nothing is outstanding
+        self._client: LoadClient | None = None
         self._may_work = threading.Event()
         self._may_work.set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -198,9 +207,19 @@ class Worker:
         """
         return max(map(self.ledger.waiting, self.queues)) > BACKLOG_MAX
 
+    def connect(self, kind: type[AnyClient]) -> AnyClient:
+        """Return a new connection of this worker, which ends when the worker is stopped."""
+        made = kind(self.at)
+        self._client = made
+        return made
+
     def stop(self) -> None:
+        """End at once: no answer is waited for any more."""
         self.going = False
         self._may_work.set()
+        if self._client is not None:
+            with contextlib.suppress(OSError):  # it is closed
+                self._client.sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(2 * SILENCE_S)
         if self._thread.is_alive():
             self.ledger.complain(f"{self.name} does not end")
@@ -211,6 +230,8 @@ class Worker:
                 self.session()
             except Lost:
                 time.sleep(COME_BACK_S)
+                if self.elsewhere:
+                    self.at = self.random.choice(self.elsewhere)
             except Complaint as complaint:
                 self.ledger.complain(f"{self.name}: {complaint}")
                 return
@@ -229,11 +250,11 @@ class Publisher(Worker):
     """
 
     def __init__(
-        self, name: str, port: int, ledger: Ledger, seed: str, exchange: str, key: str,
+        self, name: str, at: Address, ledger: Ledger, seed: str, exchange: str, key: str,
         queues: tuple[str, ...], *, window_max: int = 100, padding_max: int = 200,
         rest_s: float = 0.02,
     ) -> None:  # fmt: skip
-        super().__init__(name, port, ledger, seed)
+        super().__init__(name, at, ledger, seed)
         self._frames = publishing(exchange, key)
         self.queues, self.window_max, self.padding_max, self.rest_s = (
             queues,
@@ -244,7 +265,7 @@ class Publisher(Worker):
         self.sessions = 0
 
     def session(self) -> None:
-        client = LoadClient(self.port)
+        client = self.connect(LoadClient)
         try:
             client.ask(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
             self.sessions += 1
@@ -309,14 +330,14 @@ class Transactor(Worker):
     """
 
     def __init__(
-        self, name: str, port: int, ledger: Ledger, seed: str, queues: tuple[str, ...]
+        self, name: str, at: Address, ledger: Ledger, seed: str, queues: tuple[str, ...]
     ) -> None:
-        super().__init__(name, port, ledger, seed)
+        super().__init__(name, at, ledger, seed)
         self.queues = queues
         self.sessions = 0
 
     def session(self) -> None:
-        client = LoadClient(self.port)
+        client = self.connect(LoadClient)
         try:
             client.ask(1, commands.Tx.Select(), commands.Tx.SelectOk)
             self.sessions += 1
@@ -364,7 +385,7 @@ class Transactor(Worker):
 class ConsumerClient(LoadClient):
     """Its deliveries, in order, while it also asks for other things."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, at: Address) -> None:
         # tag, redelivered, body, not before
         self.deliveries: deque[tuple[int, bool, bytes, float]] = deque()
         # Deliveries wait in buffers on their way. What comes behind an answer was handed out after
@@ -373,7 +394,7 @@ class ConsumerClient(LoadClient):
         self._left = 0
         self._head = (0, False)
         self._parts: list[bytes] = []
-        super().__init__(port)
+        super().__init__(at)
 
     def pending(self, found: tuple[int, bytes]) -> None:
         kind, payload = found
@@ -436,15 +457,15 @@ class Consumer(Worker):
     """
 
     def __init__(
-        self, name: str, port: int, ledger: Ledger, seed: str, queue: str,
+        self, name: str, at: Address, ledger: Ledger, seed: str, queue: str,
         *, away_s: float = 0.0, gives_back: float = 0.0,
     ) -> None:  # fmt: skip
-        super().__init__(name, port, ledger, seed)
+        super().__init__(name, at, ledger, seed)
         self.queue, self.away_s, self.gives_back = queue, away_s, gives_back
         self.hurry = False  # no staying away any more
 
     def session(self) -> None:
-        client = ConsumerClient(self.port)
+        client = self.connect(ConsumerClient)
         try:
             # Of the consumer, or of its channel: the shard deals these out by grants.
             of_channel = self.random.random() < 0.3
@@ -496,7 +517,7 @@ class Getter(Consumer):
     """Asks for one message after the other."""
 
     def session(self) -> None:
-        client = ConsumerClient(self.port)
+        client = self.connect(ConsumerClient)
         self.ledger.consumer_came(self.queue)
         try:
             while self.going:
@@ -516,8 +537,8 @@ class Declarer(Worker):
     It also comes and goes with queues that must go with it.
     """
 
-    def __init__(self, name: str, port: int, ledger: Ledger, seed: str) -> None:
-        super().__init__(name, port, ledger, seed)
+    def __init__(self, name: str, at: Address, ledger: Ledger, seed: str) -> None:
+        super().__init__(name, at, ledger, seed)
         self.there: set[str] = set()  # their declare-ok came
         self.gone: set[str] = set()  # their delete-ok came
         self.passing: set[str] = set()  # exclusive and auto-delete: gone when all is still
@@ -525,7 +546,7 @@ class Declarer(Worker):
         self._number = 0
 
     def session(self) -> None:
-        client = ConsumerClient(self.port)
+        client = self.connect(ConsumerClient)
         try:
             for _ in range(self.random.randint(1, 6)):
                 if self.paused:

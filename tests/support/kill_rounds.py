@@ -30,7 +30,7 @@ from tests.support.kill_load import (
     Worker,
 )  # fmt: skip
 from tests.support.ledger import Ledger
-from tests.support.real_broker import RealBroker, is_running, wait_until
+from tests.support.real_broker import Address, RealBroker, is_running, wait_until
 
 # Tests kill one kind more often than a broker that is well ever sees.
 SETTINGS = """
@@ -65,8 +65,8 @@ class Load:
 
     def __init__(self, broker: RealBroker, ledger: Ledger, seed: str, quiet_s: float) -> None:
         self.broker, self.ledger, self.quiet_s = broker, ledger, quiet_s
-        _declare_all(broker.port)
-        given = (broker.port, ledger, seed)
+        _declare_all(broker.at)
+        given = (broker.at, ledger, seed)
         self.publishers: list[Worker] = [
             *(Publisher(f"p-{queue}", *given, "", queue, (queue,)) for queue in (*QUEUES, *LATE)),
             Publisher("one-at-a-time", *given, "", QUEUES[0], (QUEUES[0],), window_max=1),
@@ -107,9 +107,7 @@ class Load:
         self.ledger.check_all()
         # Asked of the shards, so that what was acknowledged and what was given back is all settled
         # there.
-        self._until(
-            lambda: _depths(self.broker.port) == dict.fromkeys(ALL_QUEUES, 0), "empty queues"
-        )
+        self._until(lambda: _depths(self.broker.at) == dict.fromkeys(ALL_QUEUES, 0), "empty queues")
         _check_topology(self.broker, self.declarer)
         for consumer in self.consumers:
             consumer.hurry = False
@@ -132,7 +130,7 @@ class Load:
             worker.name for worker in (*self.publishers, self.declarer) if not worker.idle.is_set()
         ]
         with contextlib.suppress(Lost, OSError):
-            depths = {queue: depth for queue, depth in _depths(self.broker.port).items() if depth}
+            depths = {queue: depth for queue, depth in _depths(self.broker.at).items() if depth}
             return f"not idle {busy}, not empty {depths}"
         return f"not idle {busy}"
 
@@ -143,8 +141,8 @@ class Load:
             worker.stop()
 
 
-def _declare_all(port: int) -> None:
-    client = LoadClient(port)
+def _declare_all(at: Address) -> None:
+    client = LoadClient(at)
     exchange = commands.Exchange.Declare(exchange=EXCHANGE, exchange_type="fanout", durable=True)
     client.ask(1, exchange, commands.Exchange.DeclareOk)
     for queue in ALL_QUEUES:
@@ -154,9 +152,9 @@ def _declare_all(port: int) -> None:
     client.close()
 
 
-def _depths(port: int) -> dict[str, int]:
+def _depths(at: Address) -> dict[str, int]:
     """Ready messages of each queue."""
-    client = ConsumerClient(port)
+    client = ConsumerClient(at)
     try:
         return {queue: client.look(queue) for queue in ALL_QUEUES}
     finally:

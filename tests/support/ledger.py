@@ -12,6 +12,10 @@ several queues: what is said of deliveries holds for each. Times are of one cloc
 - The order falls back only where something was killed or the consumer left, and no more often.
 - What was acknowledged, and known to be so to the broker, comes again only if a shard died before
   it was on disk.
+
+While connections between the processes are harmed, and for a while after that, they end at moments
+that nobody tells the ledger: `unrest_begins`, `unrest_ends`. What the end of a connection explains
+is no fault then. At all times what is delivered as new is in order, and what comes again is marked.
 """
 
 from __future__ import annotations
@@ -66,12 +70,14 @@ class Ledger:
         self.complaints: list[str] = []
         self.kills: list[float] = []  # of shards
         self.cuts: list[float] = []  # of connections to shards
+        self._unrest: list[tuple[float, float]] = []  # from, to; the last one may not be over
         self.deaths = 0  # of whatever process
         self.deliveries = 0
         self._comings: Counter[str] = Counter()  # of consumers, by queue
         self._published: dict[str, Published] = {}
         self._arrived: dict[tuple[str, str], Arrived] = defaultdict(Arrived)
         self._unordered: set[str] = set()
+        self._repeated: set[str] = set()
         self._waiting: Counter[str] = Counter()  # published, and not seen, by queue
         self._lock = threading.Lock()
 
@@ -92,6 +98,10 @@ class Ledger:
         Only damage, loss and unmarked repeats are faults there.
         """
         self._unordered.add(queue)
+
+    def may_repeat(self, queue: str) -> None:
+        """Expect each message at least once in a queue, in any order, with a mark or without."""
+        self._repeated.add(queue)
 
     def was_published(self, key: str, queues: tuple[str, ...]) -> int:
         """Note a published message; return its number, to be put into its body."""
@@ -134,6 +144,18 @@ class Ledger:
         with self._lock:
             self.deaths += 1
             self.cuts.append(now)
+
+    def unrest_begins(self, now: float) -> None:
+        """Note that connections between processes are harmed from now on."""
+        with self._lock:
+            self.deaths += 1
+            self._unrest.append((now, float("inf")))
+
+    def unrest_ends(self, at: float) -> None:
+        """Note the time from which on no connection ends of what was done before."""
+        with self._lock:
+            began, _ = self._unrest.pop()
+            self._unrest.append((began, at))
 
     def consumer_came(self, queue: str) -> None:
         """Note a new consumer of the queue: the messages that the one before it held go back."""
@@ -182,6 +204,10 @@ class Ledger:
             self._complain(f"{queue}: {key}:{number} was delivered, but sent to {published.queues}")
         arrived = self._arrived[queue, key]
         arrived.grow(number)
+        if queue in self._repeated:
+            self._waiting[queue] -= arrived.seen[number] == 0
+            arrived.seen[number] |= NEW
+            return
         # Of several consumers one may look late at what it was given before another was given it
         # again, and settled it.
         before = (
@@ -190,14 +216,20 @@ class Ledger:
         if before and not redelivered:
             self._complain(f"{queue}: {key}:{number} was delivered again without a mark")
         if queue not in self._unordered:
-            self._check_order(queue, key, arrived, number, redelivered)
+            self._check_order(queue, key, arrived, number, redelivered, now)
         if 0 < arrived.settled_at[number] < (since if queue in self._unordered else now):
             self._check_settled(queue, key, arrived, number, now)
         self._waiting[queue] -= arrived.seen[number] == 0
         arrived.seen[number] |= MARKED if redelivered else NEW
 
     def _check_order(
-        self, queue: str, key: str, arrived: Arrived, number: int, redelivered: bool
+        self,
+        queue: str,
+        key: str,
+        arrived: Arrived,
+        number: int,
+        redelivered: bool,
+        now: float,
     ) -> None:
         if not redelivered:
             if number < arrived.last_new:
@@ -205,7 +237,7 @@ class Ledger:
                     f"{queue}: {key}:{number} was delivered as new behind {arrived.last_new}"
                 )
             arrived.last_new = number
-        if number <= arrived.last:
+        if number <= arrived.last and not self._is_unrest(now, now):
             arrived.falls += 1
             if arrived.falls > self.deaths + self._comings[queue]:
                 why = (
@@ -221,12 +253,15 @@ class Ledger:
         """Complain of a message that came again after its ack, unless a kill explains it.
 
         The kill must be between the delivery and the time when the acknowledgement was surely on
-        disk. A cut must be before the shard was known to have the acknowledgement.
+        disk. A cut must be before the shard was known to have the acknowledgement: it was lost with
+        the connection then, and the answer that seemed to come behind it came by the next one.
         """
         first, last = arrived.handed_out_at[number], arrived.settled_at[number] + ACK_LASTS_S
         at = bisect_left(self.kills, first)
         cut_at = bisect_left(self.cuts, first)
         if cut_at < len(self.cuts) and self.cuts[cut_at] <= arrived.settled_at[number]:
+            return
+        if self._is_unrest(first, arrived.settled_at[number]):
             return
         if at == len(self.kills) or self.kills[at] > last:
             age = now - arrived.settled_at[number]
@@ -234,6 +269,9 @@ class Ledger:
                 f"{queue}: {key}:{number} came again {age:.1f} s after it was acknowledged, "
                 "nothing was killed"
             )
+
+    def _is_unrest(self, first: float, last: float) -> bool:
+        return any(began <= last and first <= ended for began, ended in self._unrest[-20:])
 
     def missing(self) -> list[str]:
         """Return the confirmed messages that were not delivered (yet), by queue and key.

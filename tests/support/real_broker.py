@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 READY = re.compile(r"^ready: amqp=(\S+) http=(\S+) metrics=(\S+)")
 # On a crowded machine; nobody waits longer than it takes.
@@ -31,6 +31,14 @@ COMBINED = "SHARDMQ_TEST_COMBINED"
 REMOTE = "SHARDMQ_TEST_REMOTE"
 COMMAND = ("shardmq.supervisor.cli.app", "start")
 REMOTE_COMMAND = ("tests.support.remote_broker",)
+
+
+class Address(NamedTuple):
+    """Where clients reach a broker, and who may log in; the password is the same word."""
+
+    host: str
+    port: int
+    user: str = "guest"
 
 
 class RealBroker:
@@ -52,11 +60,18 @@ class RealBroker:
         command: tuple[str, ...] = COMMAND,
         environment: Mapping[str, str] | None = None,
         remote_shards: bool = False,
+        host: str = "127.0.0.1",
+        user: str = "guest",
+        prefix: tuple[str, ...] = (),
     ) -> None:
         """Start a broker; `environment` is added to the environment of this process.
 
-        With `remote_shards` its shards are reached by TCP, as if they were on another node.
+        With `remote_shards` its shards are reached by TCP, as if they were on another node. `host`
+        is where clients reach it, and `user` who they are. The command of its supervisor comes
+        behind `prefix`.
         """
+        self.host, self.user = host, user
+        self._prefix = prefix
         self.data_dir = data_dir
         self._environment = {**os.environ, **(environment or {})}
         if remote_shards or (os.environ.get(REMOTE) and command == COMMAND):
@@ -74,7 +89,8 @@ class RealBroker:
     def start(self) -> None:
         assert self.may_start, "mark the test: @pytest.mark.broker"
         self.log_path = self.data_dir.with_name(self.data_dir.name + ".log")
-        command = [sys.executable, "-m", *self._command, "--data-dir", str(self.data_dir)]
+        command = [*self._prefix, sys.executable, "-m", *self._command]
+        command += ["--data-dir", str(self.data_dir)]
         ports = ["--amqp-port", str(self._port), "--http-port", "0", "--metrics-port", "0"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -112,16 +128,16 @@ class RealBroker:
     # -- what it is --------------------------------------------------------------------------------
 
     @property
-    def host(self) -> str:
-        return "127.0.0.1"
-
-    @property
     def port(self) -> int:
         return self._port
 
     @property
+    def at(self) -> Address:
+        return Address(self.host, self._port, self.user)
+
+    @property
     def url(self) -> str:
-        return f"amqp://guest:guest@{self.host}:{self.port}/"
+        return f"amqp://{self.user}:{self.user}@{self.host}:{self.port}/"
 
     def status(self) -> dict[str, Any]:
         pointer = json.loads((self.data_dir / "broker.json").read_text())

@@ -1,4 +1,7 @@
-"""Several brokers that are one cluster, with an etcd of their own, all at 127.0.0.1."""
+"""Several brokers that are one cluster, with an etcd of their own.
+
+All are at 127.0.0.1, or at the addresses of a network of hosts (tests/support/namespaces.py).
+"""
 
 from __future__ import annotations
 
@@ -15,35 +18,59 @@ import pika
 
 from shardmq.cluster.rules import Record
 from tests.support.etcd import RealEtcd
+from tests.support.namespaces import Network
 from tests.support.real_broker import RealBroker, wait_until
 
 NAME: Final = "coffee"
 SECRET: Final = "a secret of the tests of clusters"
-LOGIN: Final = b64encode(b"guest:guest").decode()
+# The user guest may log in from its own host only.
+USER: Final = "tester"
 
 
-def node_arguments(etcd: RealEtcd, name: str, cluster: str = NAME) -> tuple[str, ...]:
+def node_arguments(
+    etcd: RealEtcd, name: str, cluster: str = NAME, address: str = "127.0.0.1"
+) -> tuple[str, ...]:
     """Return the flags that make a broker a node of a cluster."""
     return (
-        "--bind", "127.0.0.1", "--address", "127.0.0.1", "--cluster-name", cluster,
+        "--bind", address, "--address", address, "--cluster-name", cluster,
         "--etcd", ",".join(etcd.endpoints), "--node", name,
     )  # fmt: skip
 
 
-def node_environment(secret: str = SECRET) -> dict[str, str]:
-    """Return the variables of a node: its secret, any free ports, and a short lease."""
+def node_environment(secret: str = SECRET, user: str = "guest") -> dict[str, str]:
+    """Return the variables of a node: its secret and user, any free ports, and a short lease."""
     return {
         "SHARDMQ_CLUSTER_SECRET": secret,
         "SHARDMQ_CLUSTER_PORT": "0",
         "SHARDMQ_CLUSTER_NODE_TIMEOUT_S": "2",
+        "SHARDMQ_USERS_DEFAULT_USER": user,
+        "SHARDMQ_USERS_DEFAULT_PASS": user,
+        "SHARDMQ_USERS_HTTP_WITHOUT_TLS": "true",
     }
+
+
+def login(node: RealBroker) -> str:
+    """Return the credentials of a node's user, for the header Authorization."""
+    return b64encode(f"{node.user}:{node.user}".encode()).decode()
+
+
+def node_name(index: int) -> str:
+    """Return the name of a node, which is that of its host and of its data directory, too."""
+    return f"node-{index}"
 
 
 class RealCluster:
     """The nodes of a cluster, as a context manager. The first one leads at first.
 
-    With `replicas` above 1 so many nodes have the messages of each shard. `environment` is added to
-    that of each node.
+    Args:
+        directory: Has the data directory of each node, by the name of the node.
+        etcd: The etcd of the cluster.
+        nodes: The number of nodes.
+        shards: The number of shards of each node.
+        replicas: The number of nodes that have the messages of a shard.
+        environment: Variables that each node has besides.
+        network: The hosts of the nodes, by their names.
+        more: Flags that each node has besides.
     """
 
     def __init__(
@@ -54,14 +81,19 @@ class RealCluster:
         shards: int = 1,
         replicas: int = 1,
         environment: Mapping[str, str] | None = None,
+        network: Network | None = None,
+        more: tuple[str, ...] = (),
     ) -> None:
         self._directory = directory
         self.etcd = etcd
         self._shards = shards
         self._count = nodes
         self._replicas = replicas
+        self._network = network
+        self._more = more
+        self._user = "guest" if network is None else USER
         self._environment = {
-            **node_environment(),
+            **node_environment(user=self._user),
             "SHARDMQ_CLUSTER_REPLICAS": str(replicas),
             **(environment or {}),
         }
@@ -70,7 +102,7 @@ class RealCluster:
     def __enter__(self) -> RealCluster:
         try:
             for index in range(self._count):
-                self.nodes.append(self.new_node(f"node-{index}"))
+                self.nodes.append(self.new_node(node_name(index)))
         except BaseException:
             self.clean_up()
             raise
@@ -86,11 +118,16 @@ class RealCluster:
 
     def new_node(self, name: str) -> RealBroker:
         """Start a node with a data directory of its name."""
+        network = self._network
+        host = "127.0.0.1" if network is None else network.address(name)
         return RealBroker(
             self._directory / name,
             shards=self._shards,
-            more=node_arguments(self.etcd, name),
+            more=(*node_arguments(self.etcd, name, address=host), *self._more),
             environment=self._environment,
+            host=host,
+            user=self._user,
+            prefix=() if network is None else network.command(name),
         )
 
     def copies(self) -> dict[int, Record]:
@@ -142,7 +179,7 @@ class RealCluster:
 def api(node: RealBroker, path: str) -> Any:
     """GET a path of the API at a node."""
     request = urllib.request.Request(f"http://{node.http}/api/{path}")
-    request.add_header("Authorization", f"Basic {LOGIN}")
+    request.add_header("Authorization", f"Basic {login(node)}")
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
 

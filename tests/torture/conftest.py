@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cluster.conftest import etcd_program
+
+__all__ = ["etcd_program"]
+
 
 @pytest.fixture
 def seeds(request: pytest.FixtureRequest) -> range:

@@ -127,8 +127,11 @@ async def _readable_queue(
         try:
             return queues.readable_queue(session, services.catalog, name)
         except checks.Refusal as refusal:
-            is_locked = refusal.code == checks.RESOURCE_LOCKED
-            if not is_locked or not queues.is_far(session, services.catalog, name):
+            is_unknown = refusal.code == queues.NOT_FOUND and services.steps.in_cluster
+            is_locked = refusal.code == checks.RESOURCE_LOCKED and queues.is_far(
+                session, services.catalog, name
+            )
+            if not (is_unknown or is_locked):
                 raise
         await services.steps.run(methods.catalog_in_step(session, name), session)
         if not channel.is_open:

@@ -68,6 +68,7 @@ class Consuming:
     ) -> None:
         counts = counts or Counts()
         self._controller = controller
+        self._links = links
         self._replies = replies or Replies(links, counts)
         self.crediting = Crediting(links, clock)
         self._attaching = Attaching(links, self.crediting)
@@ -159,7 +160,8 @@ class Consuming:
             await self.groups.cancel(consumer)
         elif consumer is not None:
             self._stop(consumer)
-            done = await self._attaching.detach(consumer)
+            detached = self._attaching.detach(consumer)
+            done = await self._links.unless_away(consumer.shard, detached)
             self.crediting.close(consumer)
             self._release_idle(channel)
             if isinstance(done, wire.Done):
@@ -190,7 +192,7 @@ class Consuming:
     def release(self, channel: ConsumingChannel) -> list[asyncio.Future[wire.Control]]:
         """End all consumers of a channel that is gone, and have what they hold requeued.
 
-        The futures end when the shards have done so.
+        The futures end when the shards have done so, or are away.
         """
         channel.is_open = False
         single = [each for each in channel.consumers.values() if isinstance(each, Consumer)]
@@ -211,7 +213,7 @@ class Consuming:
         # would live until the garbage collector finds them, which looks seldom.
         channel.unacked.take_through(0)
         channel.transaction = None
-        return [*released.values()]
+        return [self._links.unless_away(shard, future) for shard, future in released.items()]
 
     def _released(
         self, assignments: list[Assignment], _answer: asyncio.Future[wire.Control]

@@ -37,6 +37,7 @@ from shardmq.broker.front_door.links.shard_link import (
 from shardmq.broker.front_door.links.shard_requests import Make, ShardRequests
 from shardmq.broker.model.changes import QueuePut, lives
 from shardmq.broker.shared.config import BrokerConfig
+from shardmq.cluster.records import SHARDS_MAX
 from shardmq.shardd.wire import envelope, packer, session
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory
@@ -46,7 +47,6 @@ from shardmq.shardd.wire.local_lane import LocalLane
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
 
-SHARDS_MAX = 64  # the packer keeps them in a word
 # The address of a shard that this node leads.
 HERE = ""
 RECONNECT_MS = 10
@@ -241,6 +241,16 @@ class ShardLinks(LinksState):
     def ask(self, shard: int, make: Make) -> asyncio.Future[wire.Control]:
         """Ask a shard, as ShardRequests does."""
         return self._requests.ask(shard, make)
+
+    def unless_away(
+        self, shard: int, answer: asyncio.Future[wire.Control]
+    ) -> asyncio.Future[wire.Control]:
+        """Return a future of the answer, or of an empty Done while a shard elsewhere is away."""
+        return self._requests.unless_away(shard, answer)
+
+    def went_away(self, shard: int) -> None:
+        """Let nobody wait for a shard that has gone, who need not."""
+        self._requests.away(shard)
 
     async def ask_in_epoch(self, shard: int, make: Make) -> tuple[int, wire.Control]:
         """Ask a shard; return the answer behind the epoch that gave it."""

@@ -29,6 +29,7 @@ from shardmq.broker.front_door.topology.steps import (
     Counts,
     PurgeQueues,
     SeeCatalog,
+    SeeInStep,
     Step,
     Steps,
 )
@@ -94,9 +95,7 @@ def _declare_exchange(
     name = checks.clean_name(method.exchange)
     checks.check_not_default(name)
     if method.passive:  # asks for no right, as in RabbitMQ 3
-        if catalog.exchange(session.vhost, name) is None:
-            raise checks.no_exchange(session.vhost, name)
-        return commands.Exchange.DeclareOk()
+        return _see_exchange(session, name)
     checks.check_exchange_type(method.exchange_type)
     request = ExchangeDeclare(
         session.vhost,
@@ -109,6 +108,13 @@ def _declare_exchange(
     )
     rights.check(catalog, session.user, request)
     return AskController(request, lambda _: commands.Exchange.DeclareOk())
+
+
+def _see_exchange(session: Session, name: str) -> Steps[base.Frame]:
+    catalog: Catalog = yield SeeInStep(session.vhost, name)
+    if catalog.exchange(session.vhost, name) is None:
+        raise checks.no_exchange(session.vhost, name)
+    return commands.Exchange.DeclareOk()
 
 
 def _delete_exchange(
@@ -182,11 +188,18 @@ def _passive_declare(session: Session, catalog: Catalog, name: str) -> Step:
         return _count_shards(session, name, shards)
     if is_far(session, catalog, name):
         return _count_far_queue(session, name)
+    if catalog.queue(session.vhost, name) is None:
+        return _count_unknown_queue(session, name)
     return _count_queue(session, owned_queue(session, catalog, name))
 
 
 def _count_far_queue(session: Session, name: str) -> Steps[base.Frame]:
     catalog = yield from catalog_in_step(session, name)
+    return (yield from _count_queue(session, owned_queue(session, catalog, name)))
+
+
+def _count_unknown_queue(session: Session, name: str) -> Steps[base.Frame]:
+    catalog = yield SeeInStep(session.vhost, name)
     return (yield from _count_queue(session, owned_queue(session, catalog, name)))
 
 

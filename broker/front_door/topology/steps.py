@@ -23,7 +23,7 @@ from shardmq.broker.front_door.publish.stored_runs import StoredRun, pack
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
-from shardmq.broker.shared.control import Answer, AnyRequest
+from shardmq.broker.shared.control import Answer, AnyRequest, VirtualLook
 from shardmq.shardd.wire import messages as wire
 
 T = TypeVar("T")
@@ -101,6 +101,16 @@ class SeeCatalog(NamedTuple):
     """Look at the copy of the catalog that is in force: Catalog."""
 
 
+class SeeInStep(NamedTuple):
+    """Look at the copy of the catalog, when it has all that other nodes know already: Catalog.
+
+    Only in a cluster it can lack something: while a node is cut off, others go on without it.
+    """
+
+    vhost: str
+    name: str
+
+
 class Sleep(NamedTuple):
     """Wait for some time."""
 
@@ -124,6 +134,7 @@ Request = (
     | Now
     | Clock
     | SeeCatalog
+    | SeeInStep
     | Sleep
     | Follow
 )
@@ -165,9 +176,15 @@ class _Stored:
 
 
 class StepRunner:
-    """Does what the steps of all connections of a front door say."""
+    """Does what the steps of all connections of a front door say.
 
-    def __init__(self, controller: CatalogLink, shards: ShardLinks) -> None:
+    in_cluster: whether there may be front doors of other nodes.
+    """
+
+    def __init__(
+        self, controller: CatalogLink, shards: ShardLinks, *, in_cluster: bool = False
+    ) -> None:
+        self.in_cluster = in_cluster
         self._controller = controller
         self._shards = shards
         # How many binds watch what goes from a stream to a queue, by their ids.
@@ -230,6 +247,10 @@ class StepRunner:
             case Clock():
                 return asyncio.get_running_loop().time()
             case SeeCatalog():
+                return self._controller.catalog
+            case SeeInStep(vhost, name):
+                if self.in_cluster:
+                    await self._ask(VirtualLook(vhost, name), session)
                 return self._controller.catalog
             case Sleep(seconds):
                 await asyncio.sleep(seconds)
