@@ -163,7 +163,7 @@ class Controller:
         self.relocating = Relocating(
             self.authority.catalog, self.authority, self.shards, self.cluster
         )
-        self.forget_node: Callable[[int], Awaitable[None]] | None = None
+        self.forget_node: Callable[..., Awaitable[None]] | None = None
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges(elsewhere)
         self.ended_streams = EndedStreams(

@@ -32,7 +32,7 @@ def status(api: Api) -> Rows:
 
 def drain(
     api: Api,
-    node: NodeName,
+    name: NodeName,
     cancel: Annotated[bool, typer.Option(help="End the drain; the node takes queues again.")] = (
         False
     ),
@@ -42,7 +42,7 @@ def drain(
 
     Streams and queues that cannot be moved stay; then the command names them and fails.
     """
-    path, thing = ("nodes", node, "drain"), f"node '{node}'"
+    path, thing = ("nodes", name, "drain"), f"node '{name}'"
     if cancel:
         api.delete(*path, thing=thing)
         return
@@ -81,19 +81,19 @@ def rebalance(
 
 def forget(
     api: Api,
-    node: NodeName,
+    name: NodeName,
     lose: Annotated[
         bool, typer.Option(help="Lose the queues that lie on the node, with their messages.")
     ] = False,
 ) -> None:
     """Take a node that is gone for good out of the cluster."""
-    now = api.post("nodes", node, "forget", body={"lose": lose}, thing=f"node '{node}'")
+    now = api.post("nodes", name, "forget", body={"lose": lose}, thing=f"node '{name}'")
     typer.echo(f"{now['node']} is forgotten, {now['queues_lost']} queues are lost")
 
 
 def join(
     api: Api,
-    node: Annotated[
+    name: Annotated[
         str, typer.Argument(metavar="[NODE]", help="Default: the node of this host.")
     ] = "",
     within: Annotated[float, typer.Option(help="Seconds to wait.")] = 60.0,
@@ -102,7 +102,7 @@ def join(
 
     A node joins by its settings when it starts; this command only waits for that.
     """
-    name = node or socket.gethostname()
+    name = name or socket.gethostname()
     until = time.monotonic() + within
     while True:
         row = next((row for row in api.get("nodes") if _is_named(row, name)), None)

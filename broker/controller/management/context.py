@@ -64,7 +64,7 @@ class Context:
     moves: Mapping[tuple[str, str], MoveProgress] = field(default_factory=dict)
     relocating: Relocating | None = None  # of a controller that runs
     # Takes the claims of a node with this number out of etcd; None without a cluster.
-    forget_node: Callable[[int], Awaitable[None]] | None = None
+    forget_node: Callable[..., Awaitable[None]] | None = None
     imports: Imports = field(default_factory=Imports)
     http_connections: HttpConnections = field(default_factory=HttpConnections)
     long_responses: LongResponses = field(default_factory=LongResponses)

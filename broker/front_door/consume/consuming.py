@@ -67,8 +67,8 @@ class Consuming:
         spans: Spans | None = None,
     ) -> None:
         counts = counts or Counts()
-        self._links = links
         self._controller = controller
+        self._links = links
         self._replies = replies or Replies(links, counts)
         self.crediting = Crediting(links, clock)
         self._attaching = Attaching(links, self.crediting)

@@ -115,11 +115,12 @@ async def forget(call: Call) -> dict[str, Any]:
             f"'{node.name}' cannot be forgotten: {len(queues)} queues with their messages lie on "
             "it; they are lost with the option to lose them"
         )
-    check(await call.authority.ask(Forget(frozenset(node.shards))))
     try:
+        await call.context.forget_node(node.number, only_check=True)
+        check(await call.authority.ask(Forget(frozenset(node.shards))))
         await call.context.forget_node(node.number)
     except (NoPlace, EtcdAway, EtcdRefused) as error:
-        raise bad_request(f"'{node.name}' is not forgotten yet: {error}") from None
+        raise bad_request(f"'{node.name}' is not forgotten: {error}") from None
     if node.name in call.catalog.drained_nodes:
         await call.ask(ParameterDelete("", DRAINED_NODES, node.name))
     return {"node": node.name, "queues_lost": len(lost), "queues_kept": len(queues) - len(lost)}
