@@ -42,6 +42,7 @@ $(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json examples/node/pa
 	.ci/examples
 	.ci/promtool
 	.ci/etcd
+	.ci/nft
 	@touch $@
 
 run: $(VENV)/.run

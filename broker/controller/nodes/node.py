@@ -26,6 +26,7 @@ from shardmq.broker.controller.loading import load
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
 from shardmq.broker.controller.memory import MemoryWatch, pids
 from shardmq.broker.controller.node_facts import NodeFacts, facts_of
+from shardmq.broker.controller.nodes.assurance import Assurance
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
 from shardmq.broker.controller.nodes.own_streams import OwnStreams
@@ -279,7 +280,10 @@ class Node:
             )
             loaded = await asyncio.to_thread(load, definitions, config, await self._places())
             doors = doors_of(self._nodes.nodes.values())
-            controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
+            assurance = Assurance(copies.replicated, config.data_dir)
+            controller = Controller(
+                config, doors, loaded, self._etcd_silent_s, self._elsewhere, assurance.leads
+            )
             self._leader = controller
             self._changed()
             status = await controller.run(ends)
