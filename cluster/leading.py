@@ -166,6 +166,10 @@ class LeaderOfCopies:
         """Take the record from a watch; in the thread of the loop."""
         self._act(self._rules.recorded(record, revision, self._clock()))
 
+    def copies_are(self, count: int) -> None:
+        """Take how many nodes have a copy or are to have one; in the thread of the loop."""
+        self._act(self._rules.copies_are(count, self._clock()))
+
     def hand_over(self, node: str) -> None:
         """Give the lead to a member; nobody writes any more. Then `run` returns."""
         self._act(self._rules.hand_over(node, self._clock()))

@@ -21,6 +21,7 @@ from msgspec import Struct
 from shardmq.cluster.pairs import Changes, Compare, Get, Listing, Operation, Outcome, Pair, Put
 from shardmq.cluster.records import (
     NODES_MAX,
+    SHARDS_MAX,
     BadRecord,
     Copies,
     KeyNames,
@@ -30,7 +31,6 @@ from shardmq.cluster.records import (
 )
 
 FILE_NAME: Final = "cluster.json"
-SHARDS_MAX: Final = 64
 IDENTITY_BYTES: Final = 16
 UNCLAIMED: Final = -1
 

@@ -18,14 +18,23 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from shardmq.cluster.versions import Range, Versions
+
 CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NODES_MAX: Final = 255
+# The shards of all nodes. The packer of a front door keeps a bit for each in a word.
+SHARDS_MAX: Final = 64
 # The front doors of one node have the numbers from that of the node times this one on.
 DOORS_PER_NODE: Final = 256
 # How the names of the ports of shards begin in the record of a node; the number follows. At the
 # second one the node takes those who have copies, as long as it leads the shard.
 SHARD_PORT: Final = "shard-"
 COPIES_PORT: Final = "copies-"
+# The folder of the data directory that has the copies of shards of other nodes.
+COPIES_FOLDER: Final = "copies"
+
+# The versions of a node that says none.
+FIRST: Final = Versions(streams=Range(1, 1), wire=Range(2, 2), catalog=Range(1, 1))
 
 NodeNumber = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Count = Annotated[int, Meta(ge=0)]
@@ -78,8 +87,9 @@ def number_in(key: str) -> int:
 class Node(Struct, frozen=True):
     """A node that is alive: where it is reached and what it is.
 
-    `incarnation` is another number for each life of the node. `ports` are by the name of the
-    service, such as amqp, http and cluster.
+    `incarnation` is a higher number for each life of the node. `ports` are by the name of the
+    service, such as amqp, http and cluster. `versions` are those that the node understands, and
+    `version` is that of the program, for people.
     """
 
     number: NodeNumber
@@ -90,6 +100,7 @@ class Node(Struct, frozen=True):
     cores: Count
     incarnation: Count
     front_doors: Count = 0
+    versions: Versions = FIRST
 
 
 class Copies(Struct, frozen=True):

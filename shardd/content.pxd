@@ -1,9 +1,10 @@
 # cython: language_level=3
 """The properties of an AMQP message and the tables in them, walked where they lie.
 
-All compiled code that reads properties or tables walks them by the two iterators of this file.
+All compiled code that reads properties or tables walks them by the two iterators of this file. All
+numbers are big endian.
 
-    properties    u16 flags | the properties whose bits are set, from bit 15 down          (big endian)
+    properties    u16 flags | the properties whose bits are set, from bit 15 down
                   bit 13 (headers): u32 size, entries | bits 12 and 11: u8 | bit 6: u64
                   other bits: u8 size, text. Bits 1 and 0 are no property's.
     entry         u8 size, name | u8 type | value
@@ -40,7 +41,9 @@ cdef struct Properties:
     size_t size  # its bytes
 
 
-cdef inline int properties_begin(Properties *walk, const uint8_t *props, size_t size) noexcept nogil:
+cdef inline int properties_begin(
+    Properties *walk, const uint8_t *props, size_t size
+) noexcept nogil:
     """Begin to walk a list of properties. Return -1 if it has no flags, else 0."""
     if size < 2:
         walk.left = 0
@@ -52,7 +55,9 @@ cdef inline int properties_begin(Properties *walk, const uint8_t *props, size_t 
 
 
 cdef inline int properties_next(Properties *walk) noexcept nogil:
-    """Walk to the next property. Return 1 if there is one, 0 behind the last, -1 if it is not whole.
+    """Walk to the next property.
+
+    Return 1 if there is one, 0 behind the last, -1 if it is not whole.
 
     Bytes behind the last property are left to the caller: `next` is `end` if there are none.
     """
@@ -82,9 +87,12 @@ cdef inline int properties_next(Properties *walk) noexcept nogil:
 
 
 cdef inline int properties_seek(Properties *walk, uint32_t bit) noexcept nogil:
-    """Walk to the property of a bit. Return 1 if it is there, 0 if not, -1 if the list is broken before.
+    """Walk to the property of a bit.
 
-    If the property is not there, `next` is where it would be. Properties behind it are not looked at.
+    Return 1 if it is there, 0 if not, -1 if the list is broken before.
+
+    If the property is not there, `next` is where it would be. Properties behind it are not looked
+    at.
     """
     while walk.left >> bit:
         if properties_next(walk) < 0:
@@ -106,7 +114,10 @@ cdef struct Table:
 
 
 cdef inline int value_bytes(uint8_t type) noexcept nogil:
-    """Return the size that values of a type have, SAYS_SIZE if they say it, NO_TYPE if there is no such type."""
+    """Return the size that values of a type have.
+
+    Return SAYS_SIZE if each value says its size, and NO_TYPE if there is no such type.
+    """
     if type == c"S" or type == c"x" or type == c"F" or type == c"A":
         return SAYS_SIZE
     if type == c"t" or type == c"b" or type == c"B":
@@ -129,7 +140,10 @@ cdef inline void table_begin(Table *walk, const uint8_t *entries, size_t size) n
 
 
 cdef inline int table_next(Table *walk) noexcept nogil:
-    """Walk to the next entry. Return 1 if there is one, 0 behind the last, -1 if it is not whole or has no type."""
+    """Walk to the next entry.
+
+    Return 1 if there is one, 0 behind the last, -1 if it is not whole or has no type.
+    """
     cdef size_t room = walk.end - walk.next
     cdef int size
     if not room:

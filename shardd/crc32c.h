@@ -1,9 +1,11 @@
-/* CRC-32C (Castagnoli), as iSCSI and ext4 have it; both compiled modules that make or check records include this.
+/* CRC-32C (Castagnoli), as iSCSI and ext4 have it, for all compiled modules that make or check
+   records.
 
-   Hardware: three streams hide the latency of the instruction (3 cycles, one can start every cycle), joined by tables
-   that shift a crc over a block of zeros; where there is carry-less multiplication of 512 bits, four of them at once
-   (measured: three to five times as fast). Software: eight tables. Which one is decided by crc32c_start(), once, at import;
-   call it before all else. */
+   With the instruction for it, three streams hide its latency (3 cycles, and one can start each
+   cycle). Tables that shift a crc over a block of zeros join the streams. With carry-less
+   multiplication of 512 bits, four of them run at once, which is three to five times as fast.
+   Without the instruction there are eight tables. crc32c_start() chooses one of the ways: call it
+   once, at import, before all else. */
 #ifndef SHARDD_CRC32C_H
 #define SHARDD_CRC32C_H
 #include <stddef.h>
@@ -11,15 +13,16 @@
 #include <string.h>
 
 #define CRC32C_POLY 0x82f63b78u
-/* Bytes per stream: the long blocks for bodies, the short ones for what is left and for small records. */
+/* Bytes per stream: long blocks for bodies, short blocks for the rest and for small records. */
 #define CRC32C_LONG 2048
 #define CRC32C_SHORT 128
 
 static uint32_t crc32c_table[8][256];
 static uint32_t crc32c_long[4][256], crc32c_short[4][256];
 static int crc32c_hardware, crc32c_multiplies;
-/* To move 128 bits over 2048, 512, 384, 256 and 128 bits of message: x^(distance + 32) for the first half, and
-   x^(distance - 32), bits reflected, times x. (Gopal et al., Fast CRC Computation Using PCLMULQDQ, Intel 2009) */
+/* To move 128 bits over 2048, 512, 384, 256 and 128 bits of message: x^(distance + 32) for the
+   first half, x^(distance - 32) for the second, bits reflected, times x. (Gopal et al., Fast CRC
+   Computation Using PCLMULQDQ, Intel 2009) */
 static uint64_t crc32c_fold[5][2];
 
 /* Vector times matrix over GF(2). */
@@ -30,7 +33,8 @@ static uint32_t crc32c_times(const uint32_t *matrix, uint32_t vector) {
     return sum;
 }
 
-/* Tables for the effect of that many zero bytes on a crc: the matrix of one zero bit, raised to the power of 8 * bytes. */
+/* Make tables of the effect of that many zero bytes on a crc: the matrix of one zero bit, raised to
+   the power of 8 * bytes. */
 static void crc32c_zeros(uint32_t out[4][256], uint64_t bytes) {
     uint32_t power[32], square[32], effect[32];
     for (int i = 0; i < 32; i++) {
@@ -60,8 +64,9 @@ static uint32_t crc32c_tables(uint32_t crc, const unsigned char *p, size_t n) {
         uint64_t w;
         memcpy(&w, p, 8);
         w ^= crc;
-        crc = crc32c_table[7][w & 255] ^ crc32c_table[6][(w >> 8) & 255] ^ crc32c_table[5][(w >> 16) & 255]
-            ^ crc32c_table[4][(w >> 24) & 255] ^ crc32c_table[3][(w >> 32) & 255] ^ crc32c_table[2][(w >> 40) & 255]
+        crc = crc32c_table[7][w & 255] ^ crc32c_table[6][(w >> 8) & 255]
+            ^ crc32c_table[5][(w >> 16) & 255] ^ crc32c_table[4][(w >> 24) & 255]
+            ^ crc32c_table[3][(w >> 32) & 255] ^ crc32c_table[2][(w >> 40) & 255]
             ^ crc32c_table[1][(w >> 48) & 255] ^ crc32c_table[0][w >> 56];
     }
     while (n--) crc = crc32c_table[0][(crc ^ *p++) & 255] ^ (crc >> 8);
@@ -102,7 +107,7 @@ static uint32_t crc32c_sse(uint32_t crc, const unsigned char *p, size_t n) {
 }
 
 #define CRC32C_WIDE __attribute__((target("sse4.2,avx512f,vpclmulqdq")))
-/* A round; it pays from the first. */
+/* The bytes of a round, which pays from the first. */
 #define CRC32C_WIDE_MIN 256
 
 CRC32C_WIDE
@@ -116,7 +121,8 @@ static inline __m512i crc32c_by(const uint64_t *distance) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)distance));
 }
 
-/* What is folded until 128 bits are left has the same remainder; the last bytes are as for everyone. */
+/* A message that is folded until 128 bits are left has the same remainder. The last bytes take the
+   way with streams. */
 CRC32C_WIDE
 static uint32_t crc32c_wide(uint32_t crc, const unsigned char *p, size_t n) {
     const __m512i far = crc32c_by(crc32c_fold[0]), near = crc32c_by(crc32c_fold[1]);
@@ -131,10 +137,13 @@ static uint32_t crc32c_wide(uint32_t crc, const unsigned char *p, size_t n) {
         d = crc32c_folded(d, far, _mm512_loadu_si512(p + 192));
     }
     d = crc32c_folded(crc32c_folded(crc32c_folded(a, near, b), near, c), near, d);
-    const __m512i each = _mm512_set_epi64(0, 0, (int64_t)crc32c_fold[4][1], (int64_t)crc32c_fold[4][0],
-        (int64_t)crc32c_fold[3][1], (int64_t)crc32c_fold[3][0], (int64_t)crc32c_fold[2][1], (int64_t)crc32c_fold[2][0]);
+    const __m512i each = _mm512_set_epi64(0, 0,
+        (int64_t)crc32c_fold[4][1], (int64_t)crc32c_fold[4][0],
+        (int64_t)crc32c_fold[3][1], (int64_t)crc32c_fold[3][0],
+        (int64_t)crc32c_fold[2][1], (int64_t)crc32c_fold[2][0]);
     const __m512i moved = crc32c_folded(d, each, nothing);
-    __m128i left = _mm_xor_si128(_mm512_extracti32x4_epi32(d, 3), _mm512_extracti32x4_epi32(moved, 0));
+    __m128i left = _mm512_extracti32x4_epi32(d, 3);
+    left = _mm_xor_si128(left, _mm512_extracti32x4_epi32(moved, 0));
     left = _mm_xor_si128(left, _mm512_extracti32x4_epi32(moved, 1));
     left = _mm_xor_si128(left, _mm512_extracti32x4_epi32(moved, 2));
     const uint64_t half = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(left));
@@ -143,7 +152,7 @@ static uint32_t crc32c_wide(uint32_t crc, const unsigned char *p, size_t n) {
 }
 #endif
 
-/* What is left where nothing multiplies. */
+/* The ways without carry-less multiplication. */
 static inline uint32_t crc32c_narrow(uint32_t crc, const unsigned char *p, size_t n) {
 #if defined(__x86_64__) && defined(__GNUC__)
     if (crc32c_hardware) return crc32c_sse(crc, p, n);
@@ -151,7 +160,7 @@ static inline uint32_t crc32c_narrow(uint32_t crc, const unsigned char *p, size_
     return crc32c_tables(crc, p, n);
 }
 
-/* `crc`: of what came before these bytes, 0 at the beginning. */
+/* `crc` is that of the bytes before these, 0 at the beginning. */
 static uint32_t crc32c(uint32_t crc, const unsigned char *p, size_t n) {
 #if defined(__x86_64__) && defined(__GNUC__)
     if (crc32c_multiplies && n >= CRC32C_WIDE_MIN) return crc32c_wide(crc, p, n);
@@ -167,7 +176,8 @@ static void crc32c_start(void) {
     }
     for (int k = 1; k < 8; k++)
         for (int n = 0; n < 256; n++)
-            crc32c_table[k][n] = crc32c_table[0][crc32c_table[k - 1][n] & 255] ^ (crc32c_table[k - 1][n] >> 8);
+            crc32c_table[k][n] =
+                crc32c_table[0][crc32c_table[k - 1][n] & 255] ^ (crc32c_table[k - 1][n] >> 8);
     crc32c_zeros(crc32c_long, CRC32C_LONG);
     crc32c_zeros(crc32c_short, CRC32C_SHORT);
     static const int distances[5] = {2048, 512, 384, 256, 128};
@@ -178,7 +188,8 @@ static void crc32c_start(void) {
 #if defined(__x86_64__) && defined(__GNUC__)
     __builtin_cpu_init();
     crc32c_hardware = __builtin_cpu_supports("sse4.2") != 0;
-    crc32c_multiplies = crc32c_hardware && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
+    crc32c_multiplies = crc32c_hardware && __builtin_cpu_supports("avx512f")
+        && __builtin_cpu_supports("vpclmulqdq");
 #endif
 }
 #endif

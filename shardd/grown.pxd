@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""Memory that grows by doubling, for compiled code that does not know beforehand how much it will write.
+"""Memory that grows by doubling, for output whose size is not known beforehand.
 
-Zero-filled is empty. Whoever has one frees `data`.
+A struct of zeros is empty. Whoever has a Grown frees its `data`.
 """
 
 from libc.stdint cimport uint8_t
@@ -18,7 +18,7 @@ cdef struct Grown:
 
 
 cdef inline int reserve(Grown *grown, size_t more) except -1 nogil:
-    """Room for so many bytes behind `used`."""
+    """Make room for so many bytes behind `used`."""
     cdef size_t room = grown.room * 2
     cdef uint8_t *moved
     if grown.used + more <= grown.room:

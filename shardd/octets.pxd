@@ -10,7 +10,10 @@ cdef inline uint32_t be32(const uint8_t *p) noexcept nogil:
 
 
 cdef inline void copy_short(uint8_t *to, const uint8_t *data, size_t size) noexcept nogil:
-    """As memcpy(), for what is mostly short: a call costs more than that. The pieces of a copy overlap in the middle."""
+    """Do the same as memcpy(), for copies that are mostly short: a call would cost more.
+
+    The pieces of a copy overlap in the middle.
+    """
     if size > 64:
         memcpy(to, data, size)
     elif size >= 32:

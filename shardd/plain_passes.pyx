@@ -1,11 +1,11 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Run the passes of a shard that are plain, one after the other, without Python.
 
-In a plain pass nothing but bells of front doors rang, the short way (short_way.pyx) took in all that
-lay in the rings, no sync has to begin, nothing is due, and the short way could end the pass. Then
-the shard waits again, still in here. What is not plain goes back to the caller, who goes on with
-the same pass where it stands (links.py, server.py). So each rule of a pass has one implementation,
-and this file has the order of the steps alone.
+In a plain pass nothing but bells of front doors rang, the short way (short_way.pyx) took in all
+that lay in the rings, no sync has to begin, nothing is due, and the short way could end the pass.
+Then the shard waits again, still in here. What is not plain goes back to the caller, who goes on
+with the same pass where it stands (links.py, server.py). So each rule of a pass has one
+implementation, and this file has the order of the steps alone.
 """
 
 from libc.stdint cimport uint64_t
@@ -35,10 +35,10 @@ cdef inline uint64_t now_ms(clockid_t clock) noexcept nogil:
 cdef class PlainPasses:
     """The plain passes of one shard.
 
-    `way` is its short way and `descriptor` its epoll. `heard` has the lanes whose messages are taken
-    in, by the descriptors of their bells, and `lanes` the lanes that messages go to, by endpoint. A
-    pass takes in at most `most` messages of each lane. `send` sends a list of messages of which some
-    do not go by such a lane.
+    `way` is its short way and `descriptor` its epoll. `heard` has the lanes whose messages are
+    taken in, by the descriptors of their bells, and `lanes` the lanes that messages go to, by
+    endpoint. A pass takes in at most `most` messages of each lane. `send` sends a list of messages
+    of which some do not go by such a lane.
     """
 
     cdef ShortWay way
@@ -49,7 +49,10 @@ cdef class PlainPasses:
     cdef public int taken
     cdef int unpolled  # passes in a row that a look at the rings has begun
 
-    def __init__(self, ShortWay way not None, int descriptor, dict heard not None, dict lanes not None, int most, send):
+    def __init__(
+        self, ShortWay way not None, int descriptor, dict heard not None, dict lanes not None,
+        int most, send
+    ):
         self.way = way
         self.descriptor = descriptor
         self.heard, self.lanes = heard, lanes
@@ -61,8 +64,8 @@ cdef class PlainPasses:
 
         Returns the events of the pass that is not plain, as `select.epoll.poll` does, or None if
         that pass has taken in its messages and only its end is left. Behind a pass that took
-        something in (`came` says so of the one before), `look` is called if it is not None: it looks
-        at the rings for a while and returns RING if one has something.
+        something in (`came` says so of the one before), `look` is called if it is not None: it
+        looks at the rings for a while and returns RING if one has something.
         """
         cdef epoll_event events[EVENTS_MAX]
         cdef uint64_t now = now_ms(CLOCK_MONOTONIC), until = now + <uint64_t> wait_ms
@@ -92,7 +95,9 @@ cdef class PlainPasses:
                 if not lane.reads_ring:
                     continue
                 before = self.way.taken
-                is_left = lane.reader.offer(self.way, self.most) and self.way.taken - before < self.most
+                is_left = (
+                    lane.reader.offer(self.way, self.most) and self.way.taken - before < self.most
+                )
                 self.taken += self.way.taken - before
                 if is_left:
                     return []
@@ -133,8 +138,13 @@ cdef class PlainPasses:
                 to_ring.writer.ring()
             to_ring = lane
             # A lane whose ring has no room, or is not in use, knows how to go on.
-            if not lane.writes_ring or not (
-                lane.writer.put(<bytes> message) if type(message) is bytes else lane.writer.put_parts(message)
+            if (
+                not lane.writes_ring
+                or not (
+                    lane.writer.put(<bytes> message)
+                    if type(message) is bytes
+                    else lane.writer.put_parts(message)
+                )
             ):
                 lane.put(message)
         if to_ring is not None:

@@ -1,8 +1,8 @@
 # cython: language_level=3
 """The place of a publish in what its producer sends: the headers x-producer-id and x-sequence.
 
-x-producer-id is a text of 1 to 255 bytes, x-sequence an integer from 0 on. They are read where a publish
-is packed, and where a shard stores it.
+x-producer-id is a text of 1 to 255 bytes, x-sequence an integer from 0 on. They are read where a
+publish is packed, and where a shard stores it.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -23,8 +23,16 @@ cdef inline int read_number(const Table *entry, uint64_t *number) noexcept nogil
     """Read an integer. Return 1, or -1 if the value is another thing or negative."""
     cdef uint8_t type = entry.type
     cdef size_t i
-    if type != c"b" and type != c"B" and type != c"s" and type != c"u" and type != c"I" and type != c"i" \
-            and type != c"l" and type != c"L":
+    if (
+        type != c"b"
+        and type != c"B"
+        and type != c"s"
+        and type != c"u"
+        and type != c"I"
+        and type != c"i"
+        and type != c"l"
+        and type != c"L"
+    ):
         return -1
     number[0] = 0
     for i in range(entry.size):
@@ -37,8 +45,8 @@ cdef inline int read_number(const Table *entry, uint64_t *number) noexcept nogil
 cdef inline int sequence_read(const uint8_t *props, size_t size, Sequence *out) noexcept nogil:
     """Read both headers out of the properties of a message.
 
-    Return 1 if both are there, 0 if one is missing or the properties cannot be read, and -1 if both are
-    there but mean nothing.
+    Return 1 if both are there, 0 if one is missing or the properties cannot be read, and -1 if both
+    are there but mean nothing.
     """
     cdef Properties walk
     cdef Table entry
@@ -49,7 +57,10 @@ cdef inline int sequence_read(const uint8_t *props, size_t size, Sequence *out) 
     found = table_next(&entry)
     while found > 0:
         if entry.name_size == 13 and memcmp(entry.name, b"x-producer-id", 13) == 0:
-            producer = 1 if (entry.type == c"S" or entry.type == c"x") and 4 < entry.size <= 4 + 255 else -1
+            producer = (
+                1 if (entry.type == c"S" or entry.type == c"x") and 4 < entry.size <= 4 + 255
+                else -1
+            )
             out.producer = entry.value + 4
             out.length = <uint32_t> (entry.size - 4)
         elif entry.name_size == 10 and memcmp(entry.name, b"x-sequence", 10) == 0:

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What the short way of a shard keeps of peers, batches and syncs."""
+"""Declare what the short way of a shard keeps of peers, batches and syncs."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -37,7 +37,8 @@ cdef class DeadLettersState:
 cdef class ShortWay(Taker):
     cdef public bint is_on
     cdef public long long given  # bytes handed out in this pass
-    cdef public long long now  # of this pass, in ms since the epoch; whoever offers messages sets it
+    # The time of this pass, in ms since the epoch; whoever offers messages sets it.
+    cdef public long long now
     cdef public object allot  # takes (peer, number, allowed, mode, now) of an ALLOT
     cdef bytes last_sender  # the key of the last message in `senders`
     cdef list timers
@@ -64,11 +65,12 @@ cdef class ShortWay(Taker):
     cdef long long deliver(self, QueueState queue, int *state) except -1
     cdef ConsumerState taker(self, QueueState queue, ConsumersState consumers)
     cdef long long deal(
-        self, QueueState queue, SegmentStoreState store, ConsumerState taker, long long most, long long bytes_max,
+        self, QueueState queue, SegmentStoreState store, ConsumerState taker, long long most,
+        long long bytes_max,
     ) except? -2
     cdef Py_ssize_t hand_over(
-        self, QueueState queue, SegmentStoreState store, ConsumerState taker, const uint64_t *entries, Py_ssize_t stop,
-        long long bytes_max, long long *handed,
+        self, QueueState queue, SegmentStoreState store, ConsumerState taker,
+        const uint64_t *entries, Py_ssize_t stop, long long bytes_max, long long *handed,
     ) except -1
     cdef int gather(self, const uint8_t *data, uint64_t size) except -1
     cpdef list answers(self)

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Take in and hand out what is plain, one message at a time, without Python: the short way.
 
 A batch of one message costs the Python way about 75,000 instructions, nearly all of them the
@@ -9,8 +9,8 @@ way does, in the same order, with the same numbers, for these cases:
               open segment of its store has room
     deliver   a plain queue whose next messages lie in the open segment, and either one consumer
               that may be given messages, or one message
-    SETTLE    acks of attached consumers of plain queues, and credit of allotments behind them. `allot`
-              takes the credit, which is the same function as on the Python way
+    SETTLE    acks of attached consumers of plain queues, and credit of allotments behind them.
+              `allot` takes the credit, which is the same function as on the Python way
     CREDIT    any
     answers   confirms of batches of which nothing was refused, deliveries, other messages
 
@@ -21,8 +21,8 @@ segment, a queue that is gone and all else that is rare has one implementation, 
 
 A queue is *plain* while `BacklogState.is_plain` (queues/state.pyx) says so: no rule of rules.py
 applies to it, and no message brought a fact with it. A new rule makes its queues go the Python way
-with no change here, because `Rules.is_empty` counts the rules. State of a queue, of its consumers or
-of its peer that the Python way newly looks at on these ways must be looked at here too:
+with no change here, because `Rules.is_empty` counts the rules. State of a queue, of its consumers
+or of its peer that the Python way newly looks at on these ways must be looked at here too:
 tests/shard/test_short_way.py plays random histories on both ways and compares all that can be seen.
 """
 
@@ -43,7 +43,9 @@ from shardmq.shardd.queues.order cimport Ready
 from shardmq.shardd.queues.state cimport (
     BacklogState, ConsumerState, ConsumersState, DispatchState, QueueState, Unacked, Window,
 )
-from shardmq.shardd.store.format.layout cimport MESSAGE_BYTES_MIN, NO_TTL, RECORD_HEADER, kind_of, message_bytes, u16, u32, u64
+from shardmq.shardd.store.format.layout cimport (
+    MESSAGE_BYTES_MIN, NO_TTL, RECORD_HEADER, kind_of, message_bytes, u16, u32, u64,
+)
 from shardmq.shardd.store.open_segment cimport SegmentState, SegmentStoreState
 from shardmq.shardd.wire.buffer cimport write_header
 
@@ -86,19 +88,19 @@ cdef extern from *:
 
 
 cdef class HeldState:
-    """What is kept of a batch that wants a confirm."""
+    """The state of a batch that wants a confirm."""
 
 
 cdef class PeerState:
-    """What is kept of a peer."""
+    """The state of a peer."""
 
 
 cdef class SyncsState:
-    """What is kept of syncs: the numbers of the last begun and the last ended, and if one is wanted."""
+    """The state of syncs: the numbers of the last begun and the last ended; if one is wanted."""
 
 
 cdef class DeadLettersState:
-    """What is kept of dead letters. While they are `idle` there is nothing to hand over."""
+    """The state of dead letters. While they are `idle` there is nothing to hand over."""
 
 
 cdef class ShortWay(Taker):
@@ -107,10 +109,10 @@ cdef class ShortWay(Taker):
     The collections are those of its registry. `kinds` are the classes of queues, consumers, held
     batches and outgoing messages; objects of other classes go the Python way. `states` are the
     states of held batches. `timers` are those of `Serving`. A peer is told of credit for publishes
-    from `credit_bytes` on. A pass hands out about `turn_bytes`, one queue about `queue_bytes`. A queue
-    with consumers and more ready messages than `behind_messages`, or bytes than `behind_bytes`, goes
-    the Python way: it may hold publishers (holding.py). While queues are in `watches`, the end of each
-    pass does, too.
+    from `credit_bytes` on. A pass hands out about `turn_bytes`, one queue about `queue_bytes`. A
+    queue with consumers and more ready messages than `behind_messages`, or bytes than
+    `behind_bytes`, goes the Python way: it may hold publishers (holding.py). While queues are in
+    `watches`, the end of each pass does, too.
     """
 
     def __init__(
@@ -169,7 +171,9 @@ cdef class ShortWay(Taker):
         cdef Py_buffer view
         self.now = now
         if type(message) is bytes:
-            return self.take_in(<const uint8_t *> PyBytes_AS_STRING(message), PyBytes_GET_SIZE(message))
+            return self.take_in(
+                <const uint8_t *> PyBytes_AS_STRING(message), PyBytes_GET_SIZE(message)
+            )
         PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
         try:
             return self.take_in(<const uint8_t *> view.buf, view.len)
@@ -248,7 +252,9 @@ cdef class ShortWay(Taker):
             is_empty = not backlog.ready_count and not backlog.unacked_count
             backlog.kinds = kinds if is_empty else backlog.kinds | kinds
         backlog.counters.published += store.planned_messages
-        (<Ready> backlog.levels[0]).push_all(<uint64_t *> store.offsets.data, store.planned_messages)
+        (<Ready> backlog.levels[0]).push_all(
+            <uint64_t *> store.offsets.data, store.planned_messages
+        )
         backlog.ready_count += store.planned_messages
         backlog.ready_bytes += store.planned_bodies
         if backlog.is_watched or queue.dispatch.consumers.all:
@@ -337,7 +343,10 @@ cdef class ShortWay(Taker):
             backlog.unacked_bytes -= <long long> unacked.remove(start, stop)
         else:
             taken, size = unacked.settle(first, last)
-            settle(<SegmentStoreState> backlog.store, backlog, <uint64_t *> taken.data.as_ulonglongs, count)
+            settle(
+                <SegmentStoreState> backlog.store, backlog, <uint64_t *> taken.data.as_ulonglongs,
+                count
+            )
             backlog.unacked_bytes -= <long long> size
         backlog.unacked_count -= count
         backlog.counters.acked += count
@@ -365,9 +374,10 @@ cdef class ShortWay(Taker):
     # -- out ---------------------------------------------------------------------------------------
 
     cpdef list turn_end(self, uint64_t now):
-        """Return the messages to send after a pass, None if a part of the pass is left to the Python way.
+        """Return the messages to send after a pass.
 
-        `given` is then what was handed out so far.
+        Return None if a part of the pass is left to the Python way. `given` is then what was handed
+        out so far.
         """
         self.given = 0
         self.now = now
@@ -419,7 +429,12 @@ cdef class ShortWay(Taker):
         cdef ConsumerState taker
         cdef long long given = 0, handed
         cdef bint is_behind, is_store, is_stuck = False
-        if not backlog.is_plain() or dispatch.order is not None or dispatch.keys is not None or consumers.has_allotments:
+        if (
+            not backlog.is_plain()
+            or dispatch.order is not None
+            or dispatch.keys is not None
+            or consumers.has_allotments
+        ):
             state[0] = LEFT
             return 0
         state[0] = DONE
@@ -427,7 +442,9 @@ cdef class ShortWay(Taker):
             if dispatch.is_stuck and consumers.all:
                 dispatch.note_stuck(False, self.now)
             return 0
-        is_behind = backlog.ready_count > self.behind_messages or backlog.ready_bytes > self.behind_bytes
+        is_behind = (
+            backlog.ready_count > self.behind_messages or backlog.ready_bytes > self.behind_bytes
+        )
         is_store = isinstance(backlog.store, SegmentStoreState)
         if is_behind or not is_store or (consumers.only is None and backlog.ready_count > 1):
             state[0] = LEFT
@@ -440,7 +457,10 @@ cdef class ShortWay(Taker):
             if given > self.queue_bytes - (self.queue_bytes >> 3):
                 state[0] = STOPPED
                 break
-            handed = self.deal(queue, <SegmentStoreState> backlog.store, taker, consumers.room, self.queue_bytes - given)
+            handed = self.deal(
+                queue, <SegmentStoreState> backlog.store, taker, consumers.room,
+                self.queue_bytes - given
+            )
             if handed < 0:
                 state[0] = LEFT
                 break
@@ -474,7 +494,8 @@ cdef class ShortWay(Taker):
         return None
 
     cdef long long deal(
-        self, QueueState queue, SegmentStoreState store, ConsumerState taker, long long most, long long bytes_max,
+        self, QueueState queue, SegmentStoreState store, ConsumerState taker, long long most,
+        long long bytes_max,
     ) except? -2:
         """Give a consumer as many messages as it has room for; return their bytes.
 
@@ -488,7 +509,11 @@ cdef class ShortWay(Taker):
         if backlog.ready_count > 1:
             left = room // (backlog.ready_bytes // backlog.ready_count + 1) + 1
             left = min(STEP_MESSAGES, min(most, min(left, <Py_ssize_t> backlog.ready_count)))
-        if count < left or not isinstance(taker.peer, PeerState) or (taker.no_ack and taker.unacked.stop):
+        if (
+            count < left
+            or not isinstance(taker.peer, PeerState)
+            or (taker.no_ack and taker.unacked.stop)
+        ):
             return -1
         if not store.is_open() or not store.holds(entries[0]) or not store.holds(entries[left - 1]):
             return -1
@@ -506,8 +531,8 @@ cdef class ShortWay(Taker):
         return given
 
     cdef Py_ssize_t hand_over(
-        self, QueueState queue, SegmentStoreState store, ConsumerState taker, const uint64_t *entries, Py_ssize_t stop,
-        long long bytes_max, long long *handed,
+        self, QueueState queue, SegmentStoreState store, ConsumerState taker,
+        const uint64_t *entries, Py_ssize_t stop, long long bytes_max, long long *handed,
     ) except -1:
         """Give a consumer the first messages, up to `stop`, as far as they fit, at least one.
 
@@ -553,16 +578,20 @@ cdef class ShortWay(Taker):
             backlog.counters.redelivered += count
         if blob_bytes < LARGE_BYTES:
             peer.writer.section(
-                <uint32_t> taker.connection, <uint16_t> taker.channel, <uint32_t> taker.number, number,
-                1 if is_again else 0, <uint32_t> count, blob if is_whole else self.gathered.data, blob_bytes,
+                <uint32_t> taker.connection, <uint16_t> taker.channel, <uint32_t> taker.number,
+                number, 1 if is_again else 0, <uint32_t> count,
+                blob if is_whole else self.gathered.data, blob_bytes,
             )
         else:
             # A view is good until the next append. Nothing is appended before the end of the pass.
             large = (
-                memoryview(segment.buffer)[blob - data:blob - data + blob_bytes].toreadonly() if is_whole
+                memoryview(segment.buffer)[blob - data:blob - data + blob_bytes].toreadonly()
+                if is_whole
                 else PyBytes_FromStringAndSize(<const char *> self.gathered.data, blob_bytes)
             )
-            peer.writer.add(taker.connection, taker.channel, taker.number, number, is_again, count, large)
+            peer.writer.add(
+                taker.connection, taker.channel, taker.number, number, is_again, count, large
+            )
         peer.has_news = True
         taker.window.room -= blob_bytes
         taker.window.served = queue
@@ -586,7 +615,7 @@ cdef class ShortWay(Taker):
         return 0
 
     cpdef list answers(self):
-        """Return the messages to send: confirms, replies, and the deliveries that were put together."""
+        """Return the messages to send: confirms, replies, and deliveries."""
         cdef list outgoing = []
         cdef PeerState peer
         for each in self.peers.values():
@@ -619,8 +648,8 @@ cdef class ShortWay(Taker):
             count -= 1
         message = PyBytes_FromStringAndSize(NULL, CONFIRMED_BYTES)
         write_header(
-            <uint8_t *> PyBytes_AS_STRING(message), CONFIRMED, peer.writer.peer, peer.writer.incarnation,
-            peer.writer.epoch, peer.writer.shard,
+            <uint8_t *> PyBytes_AS_STRING(message), CONFIRMED, peer.writer.peer,
+            peer.writer.incarnation, peer.writer.epoch, peer.writer.shard,
         )
         memcpy(PyBytes_AS_STRING(message) + HEADER, &held.batch, 8)
         peer.after_deliveries.append(message)
@@ -657,7 +686,9 @@ cdef class ShortWay(Taker):
 
 
 cdef bint only_queue(const uint8_t *records, size_t size, uint32_t *queue_id, int *kinds) noexcept:
-    """Find the queue and the kinds of all records; return False if there are several, or if a record is not plain.
+    """Find the queue and the kinds of all records.
+
+    Return False if there are several, or if a record is not plain.
 
     The records of a plain queue have no ttl, no priority and no flag but PERSISTENT.
     """
@@ -670,7 +701,11 @@ cdef bint only_queue(const uint8_t *records, size_t size, uint32_t *queue_id, in
         length = u32(record)
         if length < RECORD_HEADER + 4 or length > size - at:
             return False
-        if u16(record + 24) != 1 or u32(record + 16) != <uint32_t> NO_TTL or record[26] != NO_PRIORITY:
+        if (
+            u16(record + 24) != 1
+            or u32(record + 16) != <uint32_t> NO_TTL
+            or record[26] != NO_PRIORITY
+        ):
             return False
         if record[27] & ~PERSISTENT or (at and u32(record + RECORD_HEADER) != queue_id[0]):
             return False
@@ -703,7 +738,9 @@ cdef int took(list levels, ConsumerState last) except -1:
     return 0
 
 
-cdef int settle(SegmentStoreState store, BacklogState backlog, const uint64_t *entries, Py_ssize_t count) except -1:
+cdef int settle(
+    SegmentStoreState store, BacklogState backlog, const uint64_t *entries, Py_ssize_t count
+) except -1:
     """Settle messages in the store of their queue."""
     cdef array taken
     if store.settle_here(backlog.id, entries, count, backlog.durable):

@@ -27,8 +27,11 @@ typedef struct {
 static totals total(void) {
     totals t = {.time = now_ns()};
     for (uint64_t i = 0; i < opt.producers; i++) t.published += producers[i].published.messages;
-    for (uint64_t i = 0; i < opt.producers; i++) t.consumed += producers[i].answered.messages, t.bytes += producers[i].answered.bytes;
-    if (!opt.rpc) for (uint64_t i = 0; i < opt.consumers; i++) t.consumed += consumers[i].consumed.messages, t.bytes += consumers[i].consumed.bytes;
+    for (uint64_t i = 0; i < opt.producers; i++)
+        t.consumed += producers[i].answered.messages, t.bytes += producers[i].answered.bytes;
+    if (!opt.rpc)
+        for (uint64_t i = 0; i < opt.consumers; i++)
+            t.consumed += consumers[i].consumed.messages, t.bytes += consumers[i].consumed.bytes;
     return t;
 }
 
@@ -57,7 +60,8 @@ static bool delete_one(connection *c, bool exchange, const char *name) {
 static bool delete_all(connection *c) {
     char name[256];
     bool done = !opt.named || delete_one(c, true, exchange_name());
-    for (uint64_t i = 0; i < opt.queues && done; i++) queue_name(name, sizeof name, i), done = delete_one(c, false, name);
+    for (uint64_t i = 0; i < opt.queues && done; i++)
+        queue_name(name, sizeof name, i), done = delete_one(c, false, name);
     return done;
 }
 
@@ -66,7 +70,8 @@ static bool declare_queue(connection *c, buffer *b, uint64_t i) {
     queue_name(name, sizeof name, i);
     begin_method(b, 1, QUEUE_DECLARE);
     put16(b, 0), put_short(b, name), put8(b, opt.durable ? 2 : 0);
-    if (opt.stream_queue) put32(b, 24), put_short(b, "x-queue-type"), put8(b, 'S'), put_long(b, "stream", 6);
+    if (opt.stream_queue)
+        put32(b, 24), put_short(b, "x-queue-type"), put8(b, 'S'), put_long(b, "stream", 6);
     else put32(b, 0);
     end_frame(b);
     return call(c, b, QUEUE_DECLARE_OK, "queue.declare");
@@ -77,7 +82,8 @@ static bool bind_key(connection *c, buffer *b, uint64_t k) {
     queue_name(name, sizeof name, k % opt.queues);
     binding_key(key, sizeof key, k);
     begin_method(b, 1, QUEUE_BIND);
-    put16(b, 0), put_short(b, name), put_short(b, exchange_name()), put_short(b, key), put8(b, 0), put32(b, 0);
+    put16(b, 0), put_short(b, name), put_short(b, exchange_name()), put_short(b, key), put8(b, 0),
+        put32(b, 0);
     end_frame(b);
     return call(c, b, QUEUE_BIND_OK, "queue.bind");
 }
@@ -86,7 +92,8 @@ static bool declare_exchange(connection *c, buffer *b) {
     begin_method(b, 1, EXCHANGE_DECLARE);
     put16(b, 0), put_short(b, exchange_name()), put_short(b, opt.exchange_type);
     put8(b, opt.durable ? 2 : 0);
-    if (opt.sharded) put32(b, 14), put_short(b, "x-shards"), put8(b, 'I'), put32(b, (uint32_t)opt.queues);
+    if (opt.sharded)
+        put32(b, 14), put_short(b, "x-shards"), put8(b, 'I'), put32(b, (uint32_t)opt.queues);
     else put32(b, 0);
     end_frame(b);
     return call(c, b, EXCHANGE_DECLARE_OK, "exchange.declare");
@@ -97,11 +104,13 @@ static bool declare_exchange(connection *c, buffer *b) {
 static bool declare_all(connection *c) {
     buffer b = {0};
     bool done = delete_all(c);
-    for (uint64_t i = 0; i < opt.queues && done && !opt.sharded; i++) done = declare_queue(c, &b, i);
+    for (uint64_t i = 0; i < opt.queues && done && !opt.sharded; i++)
+        done = declare_queue(c, &b, i);
     if (opt.named && done) done = declare_exchange(c, &b);
     if (opt.named && !opt.sharded && !opt.operation) {
         /* with --keys 1 producer p uses key p; a fanout exchange ignores keys */
-        uint64_t keys = opt.keys > opt.queues && strcmp(opt.exchange_type, "fanout") ? opt.keys : opt.queues;
+        uint64_t keys =
+            opt.keys > opt.queues && strcmp(opt.exchange_type, "fanout") ? opt.keys : opt.queues;
         for (uint64_t k = 0; k < keys && done; k++) done = bind_key(c, &b, k);
     }
     free(b.bytes);
@@ -124,12 +133,15 @@ static bool all_published(void) {
 static void start_threads(pthread_t *threads) {
     for (uint64_t i = 0; i < opt.consumers; i++) {
         consumers[i].index = (unsigned)i;
-        pthread_create(&threads[opt.producers + i], NULL, opt.rpc ? answer_requests : consume, &consumers[i]);
+        pthread_create(
+            &threads[opt.producers + i], NULL, opt.rpc ? answer_requests : consume, &consumers[i]);
     }
     for (uint64_t i = 0; i < opt.producers; i++) {
         producers[i].index = (unsigned)i;
-        producers[i].limit = opt.messages ? opt.messages / opt.producers + (i < opt.messages % opt.producers) : UINT64_MAX;
-        pthread_create(&threads[i], NULL, opt.operation ? operate : opt.rpc ? ask : produce, &producers[i]);
+        uint64_t share = opt.messages / opt.producers + (i < opt.messages % opt.producers);
+        producers[i].limit = opt.messages ? share : UINT64_MAX;
+        pthread_create(&threads[i], NULL, opt.operation ? operate : opt.rpc ? ask : produce,
+            &producers[i]);
     }
     uint64_t give_up = now_ns() + (uint64_t)READY_MS_MAX * 1000000u;
     while (!all_ready() && !stop) {
@@ -147,8 +159,11 @@ static void wait_to_the_end(uint64_t until) {
         if (!opt.messages) continue;
         totals t = total();
         if (t.consumed + t.published != moved) moved = t.consumed + t.published, moved_at = t.time;
-        if (all_published() && (!opt.consumers || opt.stall || t.consumed >= t.published * copies())) return;
-        if (all_published() && t.time - moved_at > (uint64_t)DELIVERY_STALL_MS_MAX * 1000000u) return; /* reported as missing */
+        if (all_published() &&
+            (!opt.consumers || opt.stall || t.consumed >= t.published * copies()))
+            return;
+        if (all_published() && t.time - moved_at > (uint64_t)DELIVERY_STALL_MS_MAX * 1000000u)
+            return; /* reported as missing */
     }
 }
 
@@ -211,38 +226,52 @@ static report *summary(const totals *from, const totals *to) {
     r->published_per_s = (double)(to->published - from->published) / r->seconds;
     r->consumed_per_s = (double)(to->consumed - from->consumed) / r->seconds;
     r->bytes_per_s = (double)(to->bytes - from->bytes) / r->seconds;
-    if (opt.backlog) r->published_per_s = fill_seconds > 0 ? (double)r->published / fill_seconds : 0;
+    if (opt.backlog)
+        r->published_per_s = fill_seconds > 0 ? (double)r->published / fill_seconds : 0;
     /* publishes a second that arrived at all their queues; with --backlog only the deliveries
      * count */
-    r->rate = fmin(opt.backlog ? INFINITY : r->published_per_s, opt.consumers ? r->consumed_per_s / (double)copies() : INFINITY);
+    r->rate = fmin(opt.backlog ? INFINITY : r->published_per_s,
+        opt.consumers ? r->consumed_per_s / (double)copies() : INFINITY);
     if (!opt.producers) r->rate = 0;
     for (uint64_t i = 0; i < opt.producers; i++) {
-        r->confirmed += producers[i].confirmed, r->nacked += producers[i].nacked, r->blocked_s += (double)producers[i].blocked_ns / 1e9;
-        histogram_merge(opt.operation || opt.rpc ? &r->delivery_times : &r->confirm_times, &producers[i].confirm_times);
+        r->confirmed += producers[i].confirmed, r->nacked += producers[i].nacked,
+            r->blocked_s += (double)producers[i].blocked_ns / 1e9;
+        histogram_merge(opt.operation || opt.rpc ? &r->delivery_times : &r->confirm_times,
+            &producers[i].confirm_times);
     }
     for (uint64_t i = 0; i < opt.consumers; i++) {
-        r->duplicates += consumers[i].duplicates, r->gaps += consumers[i].gaps, r->damaged += consumers[i].damaged;
+        r->duplicates += consumers[i].duplicates, r->gaps += consumers[i].gaps,
+            r->damaged += consumers[i].damaged;
         histogram_merge(&r->delivery_times, &consumers[i].delivery_times);
     }
     bool whole = opt.consumers && !opt.stall && (opt.check || opt.messages);
-    if (whole && r->published * copies() > r->consumed) r->missing = r->published * copies() - r->consumed;
+    if (whole && r->published * copies() > r->consumed)
+        r->missing = r->published * copies() - r->consumed;
     return r;
 }
 
 static void judge(const report *r) {
     if (r->missing) fail("%" PRIu64 " messages were not delivered", r->missing);
-    if (opt.producers && !opt.stall && !r->published) fail("nothing could be published%s", r->blocked_s > 0 ? ": connection.blocked all the time" : "");
+    if (opt.producers && !opt.stall && !r->published)
+        fail("nothing could be published%s",
+            r->blocked_s > 0 ? ": connection.blocked all the time" : "");
     if (r->nacked) fail("%" PRIu64 " messages were refused (basic.nack)", r->nacked);
     if (r->duplicates || r->gaps || r->damaged)
-        fail("%" PRIu64 " messages twice or out of order, %" PRIu64 " missing between others, %" PRIu64 " damaged", r->duplicates, r->gaps, r->damaged);
+        fail("%" PRIu64 " messages twice or out of order, %" PRIu64
+             " missing between others, %" PRIu64 " damaged",
+            r->duplicates, r->gaps, r->damaged);
 }
 
 static void print_json(const report *r) {
-    printf("{\"published\": %" PRIu64 ", \"consumed\": %" PRIu64 ", \"seconds\": %.4f, \"rate\": %.1f, \"published_per_s\": %.1f, \"consumed_per_s\": %.1f, "
-           "\"bytes_per_s\": %.0f, \"confirmed\": %" PRIu64 ", \"nacked\": %" PRIu64 ", \"missing\": %" PRIu64 ", \"duplicates\": %" PRIu64
-           ", \"gaps\": %" PRIu64 ", \"damaged\": %" PRIu64 ", \"blocked_s\": %.3f",
-           r->published, r->consumed, r->seconds, r->rate, r->published_per_s, r->consumed_per_s, r->bytes_per_s, r->confirmed, r->nacked, r->missing,
-           r->duplicates, r->gaps, r->damaged, r->blocked_s);
+    printf(
+        "{\"published\": %" PRIu64 ", \"consumed\": %" PRIu64
+        ", \"seconds\": %.4f, \"rate\": %.1f, \"published_per_s\": %.1f, \"consumed_per_s\": %.1f, "
+        "\"bytes_per_s\": %.0f, \"confirmed\": %" PRIu64 ", \"nacked\": %" PRIu64
+        ", \"missing\": %" PRIu64 ", \"duplicates\": %" PRIu64 ", \"gaps\": %" PRIu64
+        ", \"damaged\": %" PRIu64 ", \"blocked_s\": %.3f",
+        r->published, r->consumed, r->seconds, r->rate, r->published_per_s, r->consumed_per_s,
+        r->bytes_per_s, r->confirmed, r->nacked, r->missing, r->duplicates, r->gaps, r->damaged,
+        r->blocked_s);
     histogram_json(stdout, "confirm_us", &r->confirm_times);
     histogram_json(stdout, "latency_us", &r->delivery_times);
     printf(", \"error\": ");
@@ -251,10 +280,15 @@ static void print_json(const report *r) {
 
 static void print_text(const report *r) {
     if (opt.operation) printf("%.3f s: %.0f operations/s\n", r->seconds, r->rate);
-    else printf("%.3f s: published %.0f/s, consumed %.0f/s (%.1f MB/s); in all %" PRIu64 " and %" PRIu64 "\n", r->seconds, r->published_per_s,
-           r->consumed_per_s, r->bytes_per_s / 1e6, r->published, r->consumed);
+    else
+        printf("%.3f s: published %.0f/s, consumed %.0f/s (%.1f MB/s); in all %" PRIu64
+               " and %" PRIu64 "\n",
+            r->seconds, r->published_per_s, r->consumed_per_s, r->bytes_per_s / 1e6, r->published,
+            r->consumed);
     histogram_text(stdout, "confirm", &r->confirm_times);
-    histogram_text(stdout, opt.operation ? "one operation" : opt.rpc ? "request to reply" : "publish to deliver", &r->delivery_times);
+    const char *what =
+        opt.operation ? "one operation" : opt.rpc ? "request to reply" : "publish to deliver";
+    histogram_text(stdout, what, &r->delivery_times);
     if (r->blocked_s > 0) printf("blocked by the broker for %.3f s\n", r->blocked_s);
     if (failed) fprintf(stderr, "amqpload: %s\n", failure);
 }
@@ -262,7 +296,8 @@ static void print_text(const report *r) {
 /* ---- the scanner alone, for its test --------------------------------------------------------- */
 
 static uint64_t methods_seen, acks_due;
-static void count_method(scanner *s, unsigned channel, uint32_t method, const uint8_t *arguments, size_t bytes) {
+static void count_method(
+    scanner *s, unsigned channel, uint32_t method, const uint8_t *arguments, size_t bytes) {
     (void)s, (void)channel, (void)method, (void)arguments, (void)bytes;
     methods_seen++;
 }
@@ -272,7 +307,11 @@ static void count_ack(scanner *s) { (void)s, acks_due++; }
 static int scan_file(const char *path, size_t piece) {
     FILE *file = fopen(path, "rb");
     if (!file) return perror(path), 2;
-    scanner s = {.frame_bytes_max = FRAME_BYTES_WANTED, .on_method = count_method, .on_ack_due = count_ack, .ack_every = 2, .until_ack = 2};
+    scanner s = {.frame_bytes_max = FRAME_BYTES_WANTED,
+        .on_method = count_method,
+        .on_ack_due = count_ack,
+        .ack_every = 2,
+        .until_ack = 2};
     uint8_t *input = malloc(INPUT_BYTES);
     size_t kept = 0, n;
     while (!s.error && (n = fread(input + kept, 1, piece, file)) > 0) {
@@ -281,8 +320,11 @@ static int scan_file(const char *path, size_t piece) {
         memmove(input, input + taken, kept -= taken);
     }
     fclose(file), free(input);
-    printf("{\"messages\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"methods\": %" PRIu64 ", \"acks_due\": %" PRIu64 ", \"last_tag\": %" PRIu64
-           ", \"kept\": %zu, \"error\": \"%s\"}\n", s.messages, s.message_bytes, methods_seen, acks_due, s.last_tag, kept, s.error ? s.error : "");
+    printf("{\"messages\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"methods\": %" PRIu64
+           ", \"acks_due\": %" PRIu64 ", \"last_tag\": %" PRIu64
+           ", \"kept\": %zu, \"error\": \"%s\"}\n",
+        s.messages, s.message_bytes, methods_seen, acks_due, s.last_tag, kept,
+        s.error ? s.error : "");
     return s.error ? 1 : 0;
 }
 
@@ -294,7 +336,8 @@ static void allow_many_connections(void) {
 }
 
 static void open_idle(void) {
-    for (uint64_t i = 0; i < opt.idle && !stop; i++) open_connection(&opt.broker); /* stays open until the process ends */
+    for (uint64_t i = 0; i < opt.idle && !stop; i++)
+        open_connection(&opt.broker); /* stays open until the process ends */
 }
 
 /* Set when a signal ends the run. As after a failure, the declared things are deleted all the
@@ -328,8 +371,10 @@ int main(int argc, char **argv) {
     if (interrupted) fail("interrupted");
     judge(r);
     for (uint64_t i = 0; i < opt.consumers; i++) if (consumers[i].c) close(consumers[i].c->fd);
-    if (opt.operation == OP_QUEUE && declared && !control->closed && !opt.keep) delete_declared(control, producers);
-    if (declared && !control->closed && opt.producers + opt.consumers && !opt.keep) delete_all(control);
+    if (opt.operation == OP_QUEUE && declared && !control->closed && !opt.keep)
+        delete_declared(control, producers);
+    if (declared && !control->closed && opt.producers + opt.consumers && !opt.keep)
+        delete_all(control);
     if (control && !control->closed) close_politely(control, CLOSE_MS);
     opt.json ? print_json(r) : print_text(r);
     return failed ? 1 : 0;

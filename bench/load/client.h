@@ -22,8 +22,15 @@
 #include "frames.h"
 #include "histogram.h"
 
-enum { POLL_MS = 100, ANSWER_MS_MAX = 30000, FRAME_BYTES_WANTED = 131072, READ_BYTES = 256 << 10, INPUT_BYTES = 512 << 10 };
-_Static_assert(INPUT_BYTES >= READ_BYTES + FRAME_BYTES_WANTED, "a partial frame and a read fit together");
+enum {
+    POLL_MS = 100,
+    ANSWER_MS_MAX = 30000,
+    FRAME_BYTES_WANTED = 131072,
+    READ_BYTES = 256 << 10,
+    INPUT_BYTES = 512 << 10
+};
+_Static_assert(
+    INPUT_BYTES >= READ_BYTES + FRAME_BYTES_WANTED, "a partial frame and a read fit together");
 
 static atomic_bool stop;    /* something failed, or the run is over */
 static atomic_bool failed;
@@ -37,7 +44,8 @@ __attribute__((format(printf, 1, 2))) static inline void fail(const char *format
     if (!failed) {
         vsnprintf(failure, sizeof failure, format, arguments);
         for (char *c = failure; *c; c++)
-            if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ') *c = '\''; /* the text is printed inside JSON */
+            if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ')
+                *c = '\''; /* the text is printed inside JSON */
         failed = true;
     }
     pthread_mutex_unlock(&failure_lock);
@@ -68,11 +76,13 @@ static inline bool parse_url(const char *url, address *a) {
     *a = (address){.user = "guest", .password = "guest", .port = "5672", .vhost = "/"};
     if (strncmp(url, "amqp://", 7)) return false;
     const char *rest = url + 7, *slash = strchr(rest, '/');
-    const char *end = slash ? slash : rest + strlen(rest), *at = memchr(rest, '@', (size_t)(end - rest));
+    const char *end = slash ? slash : rest + strlen(rest);
+    const char *at = memchr(rest, '@', (size_t)(end - rest));
     if (at) {
         const char *colon = memchr(rest, ':', (size_t)(at - rest));
         percent_decode(a->user, sizeof a->user, rest, (size_t)((colon ? colon : at) - rest));
-        if (colon) percent_decode(a->password, sizeof a->password, colon + 1, (size_t)(at - colon - 1));
+        if (colon)
+            percent_decode(a->password, sizeof a->password, colon + 1, (size_t)(at - colon - 1));
         rest = at + 1;
     }
     const char *host = rest, *host_end = memchr(rest, ':', (size_t)(end - rest)), *port = host_end;
@@ -81,7 +91,8 @@ static inline bool parse_url(const char *url, address *a) {
         if (!(host_end = memchr(rest, ']', (size_t)(end - rest)))) return false;
         port = host_end[1] == ':' ? host_end + 1 : NULL;
     }
-    if (port && (size_t)(end - port) <= sizeof a->port) percent_decode(a->port, sizeof a->port, port + 1, (size_t)(end - port - 1));
+    if (port && (size_t)(end - port) <= sizeof a->port)
+        percent_decode(a->port, sizeof a->port, port + 1, (size_t)(end - port - 1));
     percent_decode(a->host, sizeof a->host, host, (size_t)((host_end ? host_end : end) - host));
     if (slash && slash[1]) percent_decode(a->vhost, sizeof a->vhost, slash + 1, strlen(slash + 1));
     return a->host[0] != 0;
@@ -95,7 +106,8 @@ typedef struct connection {
     uint8_t *input;
     size_t input_start, input_end;
     scanner scan;
-    bool blocked, closed;     /* closed: close-ok came, or the broker hung up during the wait for close-ok */
+    bool blocked;
+    bool closed; /* close-ok came, or the broker hung up during the wait for close-ok */
     uint32_t awaited;         /* the answer that a call waits for, 0 when the answer has come */
     uint64_t awaited_more;    /* further answers of this kind in a pipeline */
     bool channel_may_close;   /* a refusal of the current call is an answer, not a failure */
@@ -116,8 +128,10 @@ static inline bool write_all(connection *c, const uint8_t *bytes, size_t size) {
     for (size_t at = 0; at < size;) {
         ssize_t n = send(c->fd, bytes + at, size - at, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n > 0) at += (size_t)n;
-        else if (n < 0 && errno != EAGAIN && errno != EINTR) return fail("cannot write: %s", strerror(errno)), false;
-        else if (now_ns() > give_up) return fail("the broker has not read for %d s", ANSWER_MS_MAX / 1000), false;
+        else if (n < 0 && errno != EAGAIN && errno != EINTR)
+            return fail("cannot write: %s", strerror(errno)), false;
+        else if (now_ns() > give_up)
+            return fail("the broker has not read for %d s", ANSWER_MS_MAX / 1000), false;
         else wait_for(c, POLLOUT, POLL_MS);
     }
     return true;
@@ -132,13 +146,15 @@ static inline void answer_empty(connection *c, unsigned channel, uint32_t method
     free(b.bytes);
 }
 
-static inline void on_close(connection *c, const char *what, const uint8_t *arguments, size_t bytes) {
+static inline void on_close(
+    connection *c, const char *what, const uint8_t *arguments, size_t bytes) {
     if (bytes < 3 || bytes < 3u + arguments[2]) { fail("%s, cut short", what); return; }
     fail("%s by the broker: %u %.*s", what, be16(arguments), arguments[2], arguments + 3);
     c->closed = true;
 }
 
-static inline void on_channel_close(connection *c, unsigned channel, const uint8_t *arguments, size_t bytes) {
+static inline void on_channel_close(
+    connection *c, unsigned channel, const uint8_t *arguments, size_t bytes) {
     if (!c->channel_may_close) { on_close(c, "channel closed", arguments, bytes); return; }
     answer_empty(c, channel, CHANNEL_CLOSE_OK);
     c->refused = true;
@@ -151,7 +167,8 @@ static inline void tune(connection *c, const uint8_t *arguments) {
     c->scan.frame_bytes_max = (uint32_t)c->frame_bytes_max;
 }
 
-static inline void on_method(scanner *s, unsigned channel, uint32_t method, const uint8_t *arguments, size_t bytes) {
+static inline void on_method(
+    scanner *s, unsigned channel, uint32_t method, const uint8_t *arguments, size_t bytes) {
     connection *c = s->owner;
     if (method == c->awaited) {
         if (c->awaited_more) { c->awaited_more--; return; }
@@ -168,7 +185,10 @@ static inline void on_method(scanner *s, unsigned channel, uint32_t method, cons
             break;
         case CONNECTION_BLOCKED: c->blocked = true; break;
         case CONNECTION_UNBLOCKED: c->blocked = false; break;
-        case CHANNEL_FLOW: c->blocked = bytes && !(arguments[0] & 1); answer_empty(c, channel, CHANNEL_FLOW_OK); break;
+        case CHANNEL_FLOW:
+            c->blocked = bytes && !(arguments[0] & 1);
+            answer_empty(c, channel, CHANNEL_FLOW_OK);
+            break;
         case CONNECTION_CLOSE: on_close(c, "connection closed", arguments, bytes); break;
         case CHANNEL_CLOSE: on_channel_close(c, channel, arguments, bytes); break;
         case BASIC_CANCEL: fail("a consumer was cancelled by the broker"); break;
@@ -188,12 +208,14 @@ static inline bool receive(connection *c, int flags) {
     ssize_t n = recv(c->fd, c->input + c->input_end, READ_BYTES, flags);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (n <= 0) {
-        if (c->awaited != CONNECTION_CLOSE_OK) fail("the broker hung up%s%s", n ? ": " : "", n ? strerror(errno) : "");
+        if (c->awaited != CONNECTION_CLOSE_OK)
+            fail("the broker hung up%s%s", n ? ": " : "", n ? strerror(errno) : "");
         c->closed = true;
         return false;
     }
     c->input_end += (size_t)n;
-    c->input_start += scan_frames(&c->scan, c->input + c->input_start, c->input_end - c->input_start);
+    c->input_start +=
+        scan_frames(&c->scan, c->input + c->input_start, c->input_end - c->input_start);
     if (c->scan.error) fail("broken stream: %s", c->scan.error);
     if (c->input_start == c->input_end) c->input_start = c->input_end = 0;
     return true;
@@ -218,7 +240,8 @@ static inline bool call(connection *c, buffer *b, uint32_t answer, const char *w
 }
 
 /* Send the `count` requests of one kind in `b` before the first answer is read. */
-static inline bool call_many(connection *c, buffer *b, uint64_t count, uint32_t answer, const char *what) {
+static inline bool call_many(
+    connection *c, buffer *b, uint64_t count, uint32_t answer, const char *what) {
     c->awaited_more = count - 1;
     return call(c, b, answer, what);
 }
@@ -237,14 +260,17 @@ static inline int connect_to(const address *a) {
     freeaddrinfo(found);
     if (fd < 0) return fail("cannot connect to %s:%s: %s", a->host, a->port, strerror(error)), -1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_usec = POLL_MS * 1000}, sizeof(struct timeval));
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_usec = POLL_MS * 1000},
+        sizeof(struct timeval));
     return fd;
 }
 
 static inline void put_capabilities(buffer *b) {
-    static const char *const names[] = {"authentication_failure_close", "publisher_confirms", "basic.nack", "connection.blocked", "consumer_cancel_notify"};
+    static const char *const names[] = {"authentication_failure_close", "publisher_confirms",
+        "basic.nack", "connection.blocked", "consumer_cancel_notify"};
     buffer table = {0}, outer = {0};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) put_short(&table, names[i]), put8(&table, 't'), put8(&table, 1);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        put_short(&table, names[i]), put8(&table, 't'), put8(&table, 1);
     put_short(&outer, "product"), put8(&outer, 'S'), put_long(&outer, "amqpload", 8);
     put_short(&outer, "capabilities"), put8(&outer, 'F'), put_long(&outer, table.bytes, table.size);
     put_long(b, outer.bytes, outer.size);
@@ -257,11 +283,13 @@ static inline bool login(connection *c, const address *a, buffer *b) {
     put_bytes(b, "AMQP\0\0\11\1", 8);
     if (!call(c, b, CONNECTION_START, "the protocol header")) return false;
     begin_method(b, 0, CONNECTION_START_OK);
-    put_capabilities(b), put_short(b, "PLAIN"), put_long(b, plain, (size_t)plain_bytes), put_short(b, "en_US");
+    put_capabilities(b), put_short(b, "PLAIN"), put_long(b, plain, (size_t)plain_bytes),
+        put_short(b, "en_US");
     end_frame(b);
     if (!call(c, b, CONNECTION_TUNE, "connection.start-ok (wrong user or password?)")) return false;
     begin_method(b, 0, CONNECTION_TUNE_OK);
-    put16(b, 2), put32(b, (uint32_t)c->frame_bytes_max), put16(b, 0); /* --ops channel opens and closes channel 2 */
+    /* --ops channel opens and closes channel 2 */
+    put16(b, 2), put32(b, (uint32_t)c->frame_bytes_max), put16(b, 0);
     end_frame(b);
     begin_method(b, 0, CONNECTION_OPEN);
     put_short(b, a->vhost), put_short(b, ""), put8(b, 0);
@@ -288,7 +316,8 @@ static inline connection *open_connection(const address *a) {
     int fd = connect_to(a);
     if (fd < 0) return sem_post(&logins), NULL;
     connection *c = calloc(1, sizeof *c);
-    *c = (connection){.fd = fd, .input = malloc(INPUT_BYTES), .frame_bytes_max = FRAME_BYTES_WANTED};
+    *c =
+        (connection){.fd = fd, .input = malloc(INPUT_BYTES), .frame_bytes_max = FRAME_BYTES_WANTED};
     c->scan = (scanner){.frame_bytes_max = FRAME_BYTES_WANTED, .owner = c, .on_method = on_method};
     buffer b = {0};
     bool opened = login(c, a, &b) && open_channel(c);

@@ -22,12 +22,14 @@ typedef struct {
 
 static inline void on_ack_due(scanner *s) {
     consumer *k = ((connection *)s->owner)->owner;
-    put_ack(&k->acks, s->last_tag, opt.ack_every > 1); /* as clients do: one each, or many at once */
+    /* as clients do: one each, or many at once */
+    put_ack(&k->acks, s->last_tag, opt.ack_every > 1);
     k->acked_tag = s->last_tag;
 }
 
 static inline void check_stamp(consumer *k, const stamp *s) {
-    if (s->producer >= opt.producers || s->queue >= opt.queues || (!opt.latency && s->time != stamp_hash(s))) {
+    if (s->producer >= opt.producers || s->queue >= opt.queues ||
+        (!opt.latency && s->time != stamp_hash(s))) {
         k->damaged++;
         return;
     }
@@ -47,10 +49,12 @@ static inline void on_body(scanner *s, const uint8_t *piece, size_t bytes) {
     if (skip) {
         stamp got;
         memcpy(&got, piece, sizeof got);
-        if (opt.latency && measuring) histogram_add(&k->delivery_times, k->now > got.time ? k->now - got.time : 0, 1);
+        if (opt.latency && measuring)
+            histogram_add(&k->delivery_times, k->now > got.time ? k->now - got.time : 0, 1);
         if (opt.check) check_stamp(k, &got);
     }
-    if (opt.check && memcmp(piece + skip, k->pattern + s->body_at + skip, bytes - skip)) k->damaged++;
+    if (opt.check && memcmp(piece + skip, k->pattern + s->body_at + skip, bytes - skip))
+        k->damaged++;
 }
 
 static inline bool subscribe(consumer *k) {
@@ -69,7 +73,9 @@ static inline bool subscribe(consumer *k) {
         snprintf(tag, sizeof tag, "c%llu", (unsigned long long)i);
         begin_method(&b, 1, BASIC_CONSUME);
         put16(&b, 0), put_short(&b, queue), put_short(&b, tag), put8(&b, opt.ack_every ? 0 : 2);
-        if (opt.stream_queue) put32(&b, 26), put_short(&b, "x-stream-offset"), put8(&b, 'S'), put_long(&b, "first", 5);
+        if (opt.stream_queue)
+            put32(&b, 26), put_short(&b, "x-stream-offset"), put8(&b, 'S'),
+                put_long(&b, "first", 5);
         else put32(&b, 0);
         end_frame(&b);
         done = call(k->c, &b, BASIC_CONSUME_OK, "basic.consume");
@@ -86,7 +92,8 @@ static inline void flush_acks(consumer *k) {
 static inline void read_until_told(consumer *k) {
     connection *c = k->c;
     scanner *s = &c->scan;
-    flush_acks(k); /* deliveries may come together with consume-ok, as many as the prefetch allows */
+    /* deliveries may come together with consume-ok, as many as the prefetch allows */
+    flush_acks(k);
     count(&k->consumed, s->messages, s->message_bytes);
     while (!stop && !drained) {
         ssize_t waiting = 1;
@@ -97,7 +104,8 @@ static inline void read_until_told(consumer *k) {
             count(&k->consumed, s->messages, s->message_bytes);
         }
     }
-    if (opt.ack_every && !failed && s->last_tag > k->acked_tag) put_ack(&k->acks, s->last_tag, true), flush_acks(k);
+    if (opt.ack_every && !failed && s->last_tag > k->acked_tag)
+        put_ack(&k->acks, s->last_tag, true), flush_acks(k);
 }
 
 static inline void *consume(void *argument) {

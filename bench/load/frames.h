@@ -13,7 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FRAME_METHOD = 1, FRAME_HEADER = 2, FRAME_BODY = 3, FRAME_HEARTBEAT = 8, FRAME_END = 0xCE, FRAME_OVERHEAD = 8 };
+enum {
+    FRAME_METHOD = 1,
+    FRAME_HEADER = 2,
+    FRAME_BODY = 3,
+    FRAME_HEARTBEAT = 8,
+    FRAME_END = 0xCE,
+    FRAME_OVERHEAD = 8
+};
 
 #define METHOD(class_id, method_id) ((uint32_t)(class_id) << 16 | (uint32_t)(method_id))
 enum {
@@ -38,8 +45,16 @@ enum {
 };
 
 static inline uint16_t be16(const uint8_t *p) { return (uint16_t)(p[0] << 8 | p[1]); }
-static inline uint32_t be32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
-static inline uint64_t be64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
+static inline uint32_t be32(const uint8_t *p) {
+    uint32_t v;
+    memcpy(&v, p, 4);
+    return __builtin_bswap32(v);
+}
+static inline uint64_t be64(const uint8_t *p) {
+    uint64_t v;
+    memcpy(&v, p, 8);
+    return __builtin_bswap64(v);
+}
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
@@ -59,11 +74,21 @@ static inline uint8_t *grow(buffer *b, size_t bytes) {
 }
 static inline void put8(buffer *b, unsigned v) { *grow(b, 1) = (uint8_t)v; }
 static inline void put16(buffer *b, unsigned v) { put8(b, v >> 8), put8(b, v); }
-static inline void put32(buffer *b, uint32_t v) { v = __builtin_bswap32(v), memcpy(grow(b, 4), &v, 4); }
-static inline void put64(buffer *b, uint64_t v) { v = __builtin_bswap64(v), memcpy(grow(b, 8), &v, 8); }
-static inline void put_bytes(buffer *b, const void *p, size_t n) { if (n) memcpy(grow(b, n), p, n); }
-static inline void put_short(buffer *b, const char *s) { put8(b, (unsigned)strlen(s)), put_bytes(b, s, strlen(s)); }
-static inline void put_long(buffer *b, const void *p, size_t n) { put32(b, (uint32_t)n), put_bytes(b, p, n); }
+static inline void put32(buffer *b, uint32_t v) {
+    v = __builtin_bswap32(v), memcpy(grow(b, 4), &v, 4);
+}
+static inline void put64(buffer *b, uint64_t v) {
+    v = __builtin_bswap64(v), memcpy(grow(b, 8), &v, 8);
+}
+static inline void put_bytes(buffer *b, const void *p, size_t n) {
+    if (n) memcpy(grow(b, n), p, n);
+}
+static inline void put_short(buffer *b, const char *s) {
+    put8(b, (unsigned)strlen(s)), put_bytes(b, s, strlen(s));
+}
+static inline void put_long(buffer *b, const void *p, size_t n) {
+    put32(b, (uint32_t)n), put_bytes(b, p, n);
+}
 
 static inline void begin_frame(buffer *b, unsigned type, unsigned channel) {
     b->frame = b->size;
@@ -82,8 +107,9 @@ static inline void end_frame(buffer *b) {
 /* Write one publish: method, header and as many body frames as the agreed frame size needs.
  * `properties` are the flags and values. Return the offset of the body's first byte, or of the
  * end when the body is empty. */
-static inline size_t put_content(buffer *b, const char *exchange, const char *key, const void *properties, size_t properties_bytes,
-                                 const uint8_t *body, size_t body_bytes, size_t frame_bytes_max) {
+static inline size_t put_content(buffer *b, const char *exchange, const char *key,
+    const void *properties, size_t properties_bytes, const uint8_t *body, size_t body_bytes,
+    size_t frame_bytes_max) {
     begin_method(b, 1, BASIC_PUBLISH);
     put16(b, 0), put_short(b, exchange), put_short(b, key), put8(b, 0);
     end_frame(b);
@@ -101,9 +127,10 @@ static inline size_t put_content(buffer *b, const char *exchange, const char *ke
 }
 
 /* Write a publish whose only property, if any, is delivery_mode. */
-static inline size_t put_publish(buffer *b, const char *exchange, const char *key, const uint8_t *body, size_t body_bytes,
-                                 bool persistent, size_t frame_bytes_max) {
-    return put_content(b, exchange, key, persistent ? "\x10\0\2" : "\0\0", persistent ? 3 : 2, body, body_bytes, frame_bytes_max);
+static inline size_t put_publish(buffer *b, const char *exchange, const char *key,
+    const uint8_t *body, size_t body_bytes, bool persistent, size_t frame_bytes_max) {
+    return put_content(b, exchange, key, persistent ? "\x10\0\2" : "\0\0", persistent ? 3 : 2, body,
+        body_bytes, frame_bytes_max);
 }
 
 static inline void put_ack(buffer *b, uint64_t tag, bool multiple) {
@@ -149,9 +176,11 @@ typedef struct scanner {
     bool look;                     /* on_body gets the pieces of bodies */
     const char *error;
     void *owner;
-    void (*on_method)(struct scanner *, unsigned channel, uint32_t method, const uint8_t *arguments, size_t bytes);
+    void (*on_method)(struct scanner *, unsigned channel, uint32_t method, const uint8_t *arguments,
+        size_t bytes);
     void (*on_ack_due)(struct scanner *);
-    void (*on_header)(struct scanner *, const uint8_t *properties, size_t bytes); /* flags and values; may be NULL */
+    /* flags and values; may be NULL */
+    void (*on_header)(struct scanner *, const uint8_t *properties, size_t bytes);
     void (*on_body)(struct scanner *, const uint8_t *piece, size_t bytes);
 } scanner;
 
@@ -181,7 +210,10 @@ static inline void scan_method(scanner *s, const uint8_t *frame, uint32_t bytes)
 }
 
 static inline void scan_header(scanner *s, const uint8_t *frame, uint32_t bytes) {
-    if (s->state != AWAITING_HEADER || bytes < 14) { s->error = "content header out of place"; return; }
+    if (s->state != AWAITING_HEADER || bytes < 14) {
+        s->error = "content header out of place";
+        return;
+    }
     s->body_bytes = be64(frame + 11);
     s->body_at = 0;
     if (s->on_header) s->on_header(s, frame + 19, bytes - 12);
@@ -191,7 +223,10 @@ static inline void scan_header(scanner *s, const uint8_t *frame, uint32_t bytes)
 }
 
 static inline void scan_body(scanner *s, const uint8_t *frame, uint32_t bytes) {
-    if (s->state != AWAITING_BODY || bytes > s->body_bytes - s->body_at) { s->error = "body frame out of place"; return; }
+    if (s->state != AWAITING_BODY || bytes > s->body_bytes - s->body_at) {
+        s->error = "body frame out of place";
+        return;
+    }
     if (s->look) s->on_body(s, frame + 7, bytes);
     s->body_at += bytes;
     if (s->body_at == s->body_bytes) message_done(s);
@@ -204,7 +239,10 @@ static inline size_t scan_frames(scanner *s, const uint8_t *bytes, size_t size) 
     while (size - at >= FRAME_OVERHEAD && !s->error) {
         const uint8_t *frame = bytes + at;
         uint32_t payload = be32(frame + 3);
-        if (payload > s->frame_bytes_max - FRAME_OVERHEAD) { s->error = "frame longer than agreed"; break; }
+        if (payload > s->frame_bytes_max - FRAME_OVERHEAD) {
+            s->error = "frame longer than agreed";
+            break;
+        }
         if (size - at < (size_t)payload + FRAME_OVERHEAD) break;
         if (frame[7 + payload] != FRAME_END) { s->error = "frame end octet missing"; break; }
         switch (frame[0]) {

@@ -66,16 +66,18 @@ static inline double percentile_us(const histogram *h, double percent) {
 
 static inline void histogram_json(FILE *out, const char *name, const histogram *h) {
     if (!h->count) return;
-    fprintf(out, ", \"%s\": {\"count\": %llu, \"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, \"p99.9\": %.1f, \"max\": %.1f}",
-            name, (unsigned long long)h->count, percentile_us(h, 50), percentile_us(h, 90), percentile_us(h, 99),
-            percentile_us(h, 99.9), (double)h->max / 1000.0);
+    fprintf(out,
+        ", \"%s\": {\"count\": %llu, \"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, "
+        "\"p99.9\": %.1f, \"max\": %.1f}",
+        name, (unsigned long long)h->count, percentile_us(h, 50), percentile_us(h, 90),
+        percentile_us(h, 99), percentile_us(h, 99.9), (double)h->max / 1000.0);
 }
 
 static inline void histogram_text(FILE *out, const char *name, const histogram *h) {
     if (!h->count) return;
-    fprintf(out, "%s (us): p50 %.1f  p90 %.1f  p99 %.1f  p99.9 %.1f  max %.1f  of %llu\n", name, percentile_us(h, 50),
-            percentile_us(h, 90), percentile_us(h, 99), percentile_us(h, 99.9), (double)h->max / 1000.0,
-            (unsigned long long)h->count);
+    fprintf(out, "%s (us): p50 %.1f  p90 %.1f  p99 %.1f  p99.9 %.1f  max %.1f  of %llu\n", name,
+        percentile_us(h, 50), percentile_us(h, 90), percentile_us(h, 99), percentile_us(h, 99.9),
+        (double)h->max / 1000.0, (unsigned long long)h->count);
 }
 
 #endif

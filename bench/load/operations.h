@@ -8,7 +8,8 @@
 #include "producer.h"
 
 static inline void declared_name(char *to, size_t room, uint64_t thread, uint64_t n) {
-    snprintf(to, room, "%s-%llu-%llu", opt.prefix, (unsigned long long)thread, (unsigned long long)n);
+    snprintf(
+        to, room, "%s-%llu-%llu", opt.prefix, (unsigned long long)thread, (unsigned long long)n);
 }
 
 static inline void put_operation(buffer *b, uint64_t thread, uint64_t n) {
@@ -20,7 +21,8 @@ static inline void put_operation(buffer *b, uint64_t thread, uint64_t n) {
     } else {
         queue_name(queue, sizeof queue, 0);
         begin_method(b, 1, QUEUE_BIND);
-        put16(b, 0), put_short(b, queue), put_short(b, exchange_name()), put_short(b, name), put8(b, 0), put32(b, 0);
+        put16(b, 0), put_short(b, queue), put_short(b, exchange_name()), put_short(b, name),
+            put8(b, 0), put32(b, 0);
     }
     end_frame(b);
 }
@@ -44,7 +46,8 @@ static inline bool open_and_close(producer *p, buffer *b) {
 static inline bool operate_once(producer *p, buffer *b, uint64_t n) {
     if (opt.operation == OP_CONNECT || opt.operation == OP_CHANNEL) return open_and_close(p, b);
     for (uint64_t i = 0; i < n; i++) put_operation(b, p->index, p->sent + i);
-    return call_many(p->c, b, n, opt.operation == OP_QUEUE ? QUEUE_DECLARE_OK : QUEUE_BIND_OK, "a request of many");
+    return call_many(p->c, b, n, opt.operation == OP_QUEUE ? QUEUE_DECLARE_OK : QUEUE_BIND_OK,
+        "a request of many");
 }
 
 static inline void *operate(void *argument) {
@@ -55,7 +58,8 @@ static inline void *operate(void *argument) {
     while (!go && !stop) usleep(1000);
     bool single = opt.operation == OP_CONNECT || opt.operation == OP_CHANNEL;
     while (!stop && publishing && p->sent < p->limit) {
-        uint64_t left = p->limit - p->sent, n = single ? 1 : opt.pipeline < left ? opt.pipeline : left, since = now_ns();
+        uint64_t left = p->limit - p->sent, since = now_ns();
+        uint64_t n = single ? 1 : opt.pipeline < left ? opt.pipeline : left;
         if (!operate_once(p, &b, n)) break;
         if (measuring) histogram_add(&p->confirm_times, now_ns() - since, n);
         p->sent += n;
@@ -77,7 +81,8 @@ static inline void delete_declared(connection *c, const producer *of) {
             begin_method(&b, 1, QUEUE_DELETE), put16(&b, 0), put_short(&b, name), put8(&b, 0);
             end_frame(&b);
             if (++waiting == AT_ONCE || n + 1 == of[t].sent) {
-                if (!call_many(c, &b, waiting, QUEUE_DELETE_OK, "deletes of the declared queues")) return;
+                if (!call_many(c, &b, waiting, QUEUE_DELETE_OK, "deletes of the declared queues"))
+                    return;
                 waiting = 0;
             }
         }

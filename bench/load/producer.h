@@ -11,7 +11,14 @@
 
 /* With random keys there are enough blocks that a broker cannot learn them, and few enough that
  * they stay in the cache. */
-enum { BLOCKS_OF_KEYS = 16, BLOCK_MESSAGES = 1024, BLOCK_BYTES_MAX = 4 << 20, READ_EVERY_WRITES = 64, CLOSE_MS = 2000, DRAIN_MS = 60000 };
+enum {
+    BLOCKS_OF_KEYS = 16,
+    BLOCK_MESSAGES = 1024,
+    BLOCK_BYTES_MAX = 4 << 20,
+    READ_EVERY_WRITES = 64,
+    CLOSE_MS = 2000,
+    DRAIN_MS = 60000
+};
 
 typedef struct {
     buffer encoded;
@@ -29,7 +36,7 @@ typedef struct {
     uint64_t at, write_messages; /* message in the block; messages of a full write */
     uint64_t sent, limit;
     uint32_t *sequences;         /* [queues] */
-    uint64_t *sent_at;           /* ring: the time of each unconfirmed message, 0 for a confirmed one */
+    uint64_t *sent_at; /* ring: the time of each unconfirmed message, 0 for a confirmed one */
     uint64_t ring_mask, lowest, outstanding, confirmed, nacked;
     uint8_t *request;            /* the encoded request of --rpc */
     size_t request_bytes, request_body;
@@ -39,16 +46,20 @@ typedef struct {
     atomic_bool ready, done;
 } producer;
 
-static inline void encode_block(producer *p, block *b, const uint8_t *body, uint64_t messages, unsigned *seed) {
-    *b = (block){.messages = messages, .start = calloc(messages + 1, sizeof(size_t)), .body = calloc(messages, sizeof(size_t)),
-                 .queue = calloc(messages, sizeof(uint16_t))};
+static inline void encode_block(
+    producer *p, block *b, const uint8_t *body, uint64_t messages, unsigned *seed) {
+    *b = (block){.messages = messages,
+        .start = calloc(messages + 1, sizeof(size_t)),
+        .body = calloc(messages, sizeof(size_t)),
+        .queue = calloc(messages, sizeof(uint16_t))};
     for (uint64_t i = 0; i < messages; i++) {
         char key[256];
         uint64_t k = opt.keys > 1 ? (uint64_t)rand_r(seed) % opt.keys : p->index % opt.queues;
         routing_key(key, sizeof key, k);
         b->queue[i] = (uint16_t)(k % opt.queues);
         b->start[i] = b->encoded.size;
-        b->body[i] = put_publish(&b->encoded, exchange_name(), key, body, opt.body_bytes, opt.persistent, p->c->frame_bytes_max);
+        b->body[i] = put_publish(&b->encoded, exchange_name(), key, body, opt.body_bytes,
+            opt.persistent, p->c->frame_bytes_max);
     }
     b->start[messages] = b->encoded.size;
 }
@@ -70,7 +81,8 @@ static inline void encode_blocks(producer *p) {
     messages -= messages % p->write_messages;
     p->block_count = opt.keys > 1 ? BLOCKS_OF_KEYS : 1;
     p->blocks = calloc(p->block_count, sizeof(block));
-    for (unsigned i = 0; i < p->block_count; i++) encode_block(p, &p->blocks[i], body, messages, &seed);
+    for (unsigned i = 0; i < p->block_count; i++)
+        encode_block(p, &p->blocks[i], body, messages, &seed);
     free(body);
 }
 
@@ -89,7 +101,10 @@ static inline void on_confirm(connection *c, uint64_t tag, bool multiple, bool p
     producer *p = c->owner;
     uint64_t now = now_ns(), before = p->outstanding;
     if (tag == 0 && multiple) tag = p->sent;
-    if (tag > p->sent || tag < p->lowest) { fail("message %llu was confirmed, which is not outstanding", (unsigned long long)tag); return; }
+    if (tag > p->sent || tag < p->lowest) {
+        fail("message %llu was confirmed, which is not outstanding", (unsigned long long)tag);
+        return;
+    }
     if (!multiple) confirm_one(p, tag, now);
     else for (uint64_t i = p->lowest; i <= tag; i++)
         if (p->sent_at[i & p->ring_mask]) confirm_one(p, i, now);
@@ -105,7 +120,8 @@ static inline uint64_t confirm_room(const producer *p) {
 
 static inline void prepare_confirms(producer *p) {
     uint64_t size = 2;
-    while (size < opt.confirms * 4) size *= 2; /* confirms out of order may spread over more than the window */
+    while (size < opt.confirms * 4)
+        size *= 2; /* confirms out of order may spread over more than the window */
     p->ring_mask = size - 1;
     p->sent_at = calloc(size, sizeof(uint64_t));
     p->c->on_confirm = on_confirm;
@@ -121,7 +137,8 @@ static inline void prepare_confirms(producer *p) {
 
 static inline uint64_t due_time(const producer *p, uint64_t message) {
     double each = 1e9 * (double)opt.producers / (double)opt.rate;
-    return p->due_from + (uint64_t)(((double)message + (double)p->index / (double)opt.producers) * each);
+    return p->due_from +
+           (uint64_t)(((double)message + (double)p->index / (double)opt.producers) * each);
 }
 
 /* Return how many messages are due. Wait for the first one if none is, and read meanwhile. */
@@ -151,7 +168,9 @@ static inline uint64_t stamp_time(const producer *p, uint64_t message, uint64_t 
 static inline void stamp_messages(producer *p, block *b, uint64_t n, uint64_t now) {
     for (uint64_t i = 0; i < n; i++) {
         uint64_t m = p->at + i;
-        stamp s = {.producer = (uint16_t)p->index, .queue = b->queue[m], .sequence = p->sequences[b->queue[m]]++};
+        stamp s = {.producer = (uint16_t)p->index,
+            .queue = b->queue[m],
+            .sequence = p->sequences[b->queue[m]]++};
         s.time = opt.latency ? stamp_time(p, p->sent + i, now) : stamp_hash(&s);
         memcpy(b->encoded.bytes + b->body[m], &s, sizeof s);
     }
@@ -205,7 +224,8 @@ static inline bool publish_some(producer *p, uint64_t n) {
 
 static inline bool open_fleet(producer *p) {
     p->fleet = calloc(opt.fleet, sizeof *p->fleet);
-    for (uint64_t i = 0; i < opt.fleet; i++) if (!(p->fleet[i] = i ? open_connection(&opt.broker) : p->c)) return false;
+    for (uint64_t i = 0; i < opt.fleet; i++)
+        if (!(p->fleet[i] = i ? open_connection(&opt.broker) : p->c)) return false;
     return true;
 }
 
@@ -238,8 +258,11 @@ static inline bool publish_until_told(producer *p) {
 static inline void finish(producer *p) {
     uint64_t give_up = now_ns() + (uint64_t)DRAIN_MS * 1000000u;
     while (p->outstanding && !stop && now_ns() < give_up) receive(p->c, 0);
-    if (p->outstanding && !stop) fail("%llu messages were not confirmed within %d s", (unsigned long long)p->outstanding, DRAIN_MS / 1000);
-    if (!close_politely(p->c, opt.messages && !opt.stall ? DRAIN_MS : CLOSE_MS) && opt.messages && !opt.stall && !stop)
+    if (p->outstanding && !stop)
+        fail("%llu messages were not confirmed within %d s", (unsigned long long)p->outstanding,
+            DRAIN_MS / 1000);
+    if (!close_politely(p->c, opt.messages && !opt.stall ? DRAIN_MS : CLOSE_MS) && opt.messages &&
+        !opt.stall && !stop)
         fail("the broker did not answer connection.close within %d s", DRAIN_MS / 1000);
 }
 

@@ -17,7 +17,8 @@ static const char direct_reply_to[] = "amq.rabbitmq.reply-to";
 static inline void on_request_header(scanner *s, const uint8_t *properties, size_t bytes) {
     consumer *k = ((connection *)s->owner)->owner;
     size_t at = 2 + 2, length = bytes > at ? properties[at] : 0;
-    if (bytes < 5 || be16(properties) != (HAS_CORRELATION_ID | HAS_REPLY_TO) || bytes < at + 1 + length) {
+    if (bytes < 5 || be16(properties) != (HAS_CORRELATION_ID | HAS_REPLY_TO) ||
+        bytes < at + 1 + length) {
         fail("a request without its reply-to");
         return;
     }
@@ -42,7 +43,8 @@ static inline void *answer_requests(void *argument) {
     bool subscribed = k->c && subscribe(k);
     k->ready = true;
     while (subscribed && !stop && !drained)
-        if (receive(k->c, 0)) flush_acks(k), count(&k->consumed, k->c->scan.messages, k->c->scan.message_bytes);
+        if (receive(k->c, 0))
+            flush_acks(k), count(&k->consumed, k->c->scan.messages, k->c->scan.message_bytes);
     return NULL;
 }
 
@@ -68,7 +70,8 @@ static inline void on_reply(scanner *s, const uint8_t *body, size_t bytes) {
 static inline bool consume_replies(producer *p) {
     buffer b = {0};
     begin_method(&b, 1, BASIC_CONSUME);
-    put16(&b, 0), put_short(&b, direct_reply_to), put_short(&b, "replies"), put8(&b, 2), put32(&b, 0);
+    put16(&b, 0), put_short(&b, direct_reply_to), put_short(&b, "replies"), put8(&b, 2),
+        put32(&b, 0);
     end_frame(&b);
     bool done = call(p->c, &b, BASIC_CONSUME_OK, "basic.consume of direct replies");
     free(b.bytes);
@@ -81,8 +84,10 @@ static inline void encode_request(producer *p) {
     uint8_t *body = malloc(opt.body_bytes);
     fill_pattern(body, opt.body_bytes);
     queue_name(queue, sizeof queue, p->index % opt.queues);
-    put16(&properties, HAS_CORRELATION_ID | HAS_REPLY_TO), put_short(&properties, "1"), put_short(&properties, direct_reply_to);
-    p->request_body = put_content(&b, "", queue, properties.bytes, properties.size, body, opt.body_bytes, p->c->frame_bytes_max);
+    put16(&properties, HAS_CORRELATION_ID | HAS_REPLY_TO), put_short(&properties, "1"),
+        put_short(&properties, direct_reply_to);
+    p->request_body = put_content(&b, "", queue, properties.bytes, properties.size, body,
+        opt.body_bytes, p->c->frame_bytes_max);
     p->request = b.bytes, p->request_bytes = b.size;
     free(properties.bytes), free(body);
 }
@@ -108,7 +113,11 @@ static inline void *ask(void *argument) {
     uint64_t give_up = 0;
     while (able && !stop && p->c->scan.messages < p->sent) {
         if (!publishing && !give_up) give_up = now_ns() + (uint64_t)CLOSE_MS * 1000000u;
-        if (give_up && now_ns() > give_up) { fail("%llu requests were not answered", (unsigned long long)(p->sent - p->c->scan.messages)); break; }
+        if (give_up && now_ns() > give_up) {
+            fail("%llu requests were not answered",
+                (unsigned long long)(p->sent - p->c->scan.messages));
+            break;
+        }
         if (!write_requests(p)) break;
         count(&p->published, p->sent, p->sent * opt.body_bytes);
         if (receive(p->c, 0)) count(&p->answered, p->c->scan.messages, p->c->scan.message_bytes);

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Make stored messages of publishes, put them into frames, and change their headers.
 
 A stored message, little endian:
@@ -65,10 +65,14 @@ cdef inline int read_head(const uint8_t *p, size_t left, Stored *s) noexcept nog
     s.size = n + s.props_len + s.body_len
     return 0
 
-cdef inline size_t content_size(uint32_t props_len, uint64_t body_len, uint32_t part_max) noexcept nogil:
+cdef inline size_t content_size(
+    uint32_t props_len, uint64_t body_len, uint32_t part_max
+) noexcept nogil:
     return 20 + props_len + body_len + (body_len + part_max - 1) // part_max * 8
 
-cdef inline uint8_t *put_frame_head(uint8_t *p, uint8_t kind, uint32_t channel, uint32_t size) noexcept nogil:
+cdef inline uint8_t *put_frame_head(
+    uint8_t *p, uint8_t kind, uint32_t channel, uint32_t size
+) noexcept nogil:
     p[0] = kind
     return put32(put16(p + 1, channel), size)
 
@@ -95,8 +99,10 @@ cdef inline uint32_t body_part_max(uint32_t frame_bytes_max) except 0:
         raise ValueError("a frame is larger than that")
     return frame_bytes_max - 8
 
-cdef inline uint8_t *put_deliver(uint8_t *p, uint32_t channel, const uint8_t *ctag, size_t ctag_len, uint64_t tag,
-                                 bint redelivered, const uint8_t *names, size_t names_len) noexcept nogil:
+cdef inline uint8_t *put_deliver(
+    uint8_t *p, uint32_t channel, const uint8_t *ctag, size_t ctag_len, uint64_t tag,
+    bint redelivered, const uint8_t *names, size_t names_len
+) noexcept nogil:
     """Put the frame of a basic.deliver: 7 + 14 + 1 bytes, the consumer tag and the names."""
     p = put_frame_head(p, 1, channel, <uint32_t>(4 + 1 + ctag_len + 9 + names_len))
     p = put32(p, 60 << 16 | 60)
@@ -107,17 +113,23 @@ cdef inline uint8_t *put_deliver(uint8_t *p, uint32_t channel, const uint8_t *ct
     p[0] = 0xCE
     return p + 1
 
-def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
-               uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
+def deliveries(
+    const uint8_t[::1] blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
+    uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max
+):
     """Return basic.deliver with content for each of `count` stored messages.
 
     The tags count up from `first_tag`.
     """
-    return deliveries_of(&blob[0] if blob.shape[0] else NULL, blob.shape[0], count, channel, consumer_tag, first_tag,
-                         redelivered, frame_bytes_max)
+    return deliveries_of(
+        &blob[0] if blob.shape[0] else NULL, blob.shape[0], count, channel, consumer_tag, first_tag,
+        redelivered, frame_bytes_max
+    )
 
-cdef bytes deliveries_of(const uint8_t *start, size_t size, uint32_t count, uint16_t channel, bytes consumer_tag,
-                         uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
+cdef bytes deliveries_of(
+    const uint8_t *start, size_t size, uint32_t count, uint16_t channel, bytes consumer_tag,
+    uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max
+):
     """Do the same as deliveries(), of `size` bytes in memory."""
     cdef uint32_t part_max = body_part_max(frame_bytes_max), i
     cdef size_t ctag_len = len(consumer_tag), total = 0, left = size
@@ -130,7 +142,9 @@ cdef bytes deliveries_of(const uint8_t *start, size_t size, uint32_t count, uint
     for i in range(count):
         if read_message(at, left, &s) < 0:
             raise ValueError("no whole stored message")
-        total += 8 + 4 + 1 + ctag_len + 9 + s.names_len + content_size(s.props_len, s.body_len, part_max)
+        total += 8 + 4 + 1 + ctag_len + 9 + s.names_len + content_size(
+            s.props_len, s.body_len, part_max
+        )
         at += s.size
         left -= s.size
     out = PyBytes_FromStringAndSize(NULL, total)
@@ -140,7 +154,9 @@ cdef bytes deliveries_of(const uint8_t *start, size_t size, uint32_t count, uint
     with nogil:
         for i in range(count):
             read_message(at, left, &s)
-            p = put_deliver(p, channel, ctag, ctag_len, first_tag + i, redelivered, s.names, s.names_len)
+            p = put_deliver(
+                p, channel, ctag, ctag_len, first_tag + i, redelivered, s.names, s.names_len
+            )
             p = put_content(p, channel, s.props, s.props_len, s.body, s.body_len, part_max)
             at += s.size
             left -= s.size
@@ -166,7 +182,10 @@ def delivery_parts(blob not None, uint32_t count, uint16_t channel, bytes consum
     for i in range(count):
         if read_message(start + at, left - at, &s) < 0:
             raise ValueError("no whole stored message")
-        p = put_deliver(p, channel, <const uint8_t *>PyBytes_AS_STRING(consumer_tag), ctag_len, first_tag + i, redelivered, s.names, s.names_len)
+        p = put_deliver(
+            p, channel, <const uint8_t *>PyBytes_AS_STRING(consumer_tag), ctag_len, first_tag + i,
+            redelivered, s.names, s.names_len
+        )
         p = put_frame_head(p, 2, channel, s.props_len + 12)
         p = put64(put32(p, 60 << 16), s.body_len)
         body = at + s.size - s.body_len
@@ -185,8 +204,10 @@ def delivery_parts(blob not None, uint32_t count, uint16_t channel, bytes consum
     found.append(PyBytes_FromStringAndSize(<char *>head, p - head))
     return found
 
-def framed(list messages not None, uint16_t channel, bytes consumer_tag not None, uint64_t first_tag, bint redelivered,
-           uint32_t frame_bytes_max):
+def framed(
+    list messages not None, uint16_t channel, bytes consumer_tag not None, uint64_t first_tag,
+    bint redelivered, uint32_t frame_bytes_max
+):
     """Return what deliveries() returns, in parts, of messages whose bodies lie apart.
 
     `messages` are (stored message without its body, body). Parts of the bodies are views.
@@ -203,9 +224,16 @@ def framed(list messages not None, uint16_t channel, bytes consumer_tag not None
     for before, body in messages:
         bytes_of = before
         size = len(body)
-        if not bytes_of.shape[0] or read_head(&bytes_of[0], bytes_of.shape[0], &s) < 0 or s.body_len != size:
+        if (
+            not bytes_of.shape[0]
+            or read_head(&bytes_of[0], bytes_of.shape[0], &s) < 0
+            or s.body_len != size
+        ):
             raise ValueError("no whole stored message")
-        p = put_deliver(p, channel, <const uint8_t *>PyBytes_AS_STRING(consumer_tag), ctag_len, first_tag, redelivered, s.names, s.names_len)
+        p = put_deliver(
+            p, channel, <const uint8_t *>PyBytes_AS_STRING(consumer_tag), ctag_len, first_tag,
+            redelivered, s.names, s.names_len
+        )
         p = put_frame_head(p, 2, channel, s.props_len + 12)
         p = put64(put32(p, 60 << 16), s.body_len)
         found.append(PyBytes_FromStringAndSize(<char *>head, p - head) + s.props[:s.props_len])
@@ -223,7 +251,9 @@ def framed(list messages not None, uint16_t channel, bytes consumer_tag not None
     found.append(PyBytes_FromStringAndSize(<char *>head, p - head))
     return found
 
-cdef uint8_t *put_bodies(uint8_t *p, uint32_t channel, const uint8_t *frame, uint64_t body_len, uint32_t part_max) noexcept nogil:
+cdef uint8_t *put_bodies(
+    uint8_t *p, uint32_t channel, const uint8_t *frame, uint64_t body_len, uint32_t part_max
+) noexcept nogil:
     """Put a body, which lies in frames of its publisher's size, into frames of another size."""
     cdef uint32_t left = get32(frame + 3) if body_len else 0
     cdef uint32_t part, piece
@@ -245,8 +275,11 @@ cdef uint8_t *put_bodies(uint8_t *p, uint32_t channel, const uint8_t *frame, uin
         p += 1
     return p
 
-def passed_on(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, size_t first, size_t count,
-              uint16_t channel, bytes consumer_tag not None, uint64_t first_tag, uint32_t frame_bytes_max):
+def passed_on(
+    const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, size_t first,
+    size_t count, uint16_t channel, bytes consumer_tag not None, uint64_t first_tag,
+    uint32_t frame_bytes_max
+):
     """Return basic.deliver with content for `count` messages of a Publishes event.
 
     The first is that of row `first`.
@@ -264,12 +297,18 @@ def passed_on(const uint8_t[::1] buffer not None, const uint8_t[::1] table not N
         return b""
     r = <const Row *>&table[0] + first
     for i in range(count):
-        total += 8 + 4 + 1 + ctag_len + 9 + r[i].line_len - 1 + content_size(r[i].props_len, r[i].body_len, part_max)
+        total += (
+            8 + 4 + 1 + ctag_len + 9 + r[i].line_len - 1
+            + content_size(r[i].props_len, r[i].body_len, part_max)
+        )
     out = PyBytes_FromStringAndSize(NULL, total)
     p = <uint8_t *>PyBytes_AS_STRING(out)
     with nogil:
         for i in range(count):
-            p = put_deliver(p, channel, ctag, ctag_len, first_tag + i, False, &buffer[0] + r[i].line_off, r[i].line_len - 1)
+            p = put_deliver(
+                p, channel, ctag, ctag_len, first_tag + i, False, &buffer[0] + r[i].line_off,
+                r[i].line_len - 1
+            )
             p = put_frame_head(p, 2, channel, r[i].props_len + 12)
             p = put64(put32(p, 60 << 16), r[i].body_len)
             p = put(p, &buffer[0] + r[i].props_off, r[i].props_len)
@@ -277,15 +316,19 @@ def passed_on(const uint8_t[::1] buffer not None, const uint8_t[::1] table not N
             p = put_bodies(p + 1, channel, &buffer[0] + r[i].body_off, r[i].body_len, part_max)
     return out
 
-def get_ok(const uint8_t[::1] message not None, uint16_t channel, uint64_t tag, bint redelivered, uint32_t remaining,
-           uint32_t frame_bytes_max):
+def get_ok(
+    const uint8_t[::1] message not None, uint16_t channel, uint64_t tag, bint redelivered,
+    uint32_t remaining, uint32_t frame_bytes_max
+):
     """Return basic.get-ok with the content of one stored message."""
     cdef uint32_t part_max = body_part_max(frame_bytes_max)
     cdef uint8_t *p
     cdef Stored s
     if message.shape[0] == 0 or read_message(&message[0], message.shape[0], &s) < 0:
         raise ValueError("no whole stored message")
-    out = PyBytes_FromStringAndSize(NULL, 8 + 4 + 9 + s.names_len + 4 + content_size(s.props_len, s.body_len, part_max))
+    out = PyBytes_FromStringAndSize(
+        NULL, 8 + 4 + 9 + s.names_len + 4 + content_size(s.props_len, s.body_len, part_max)
+    )
     p = <uint8_t *>PyBytes_AS_STRING(out)
     p = put_frame_head(p, 1, channel, <uint32_t>(4 + 9 + s.names_len + 4))
     p = put64(put32(p, 60 << 16 | 71), tag)
@@ -295,13 +338,17 @@ def get_ok(const uint8_t[::1] message not None, uint16_t channel, uint64_t tag, 
     put_content(p + 1, channel, s.props, s.props_len, s.body, s.body_len, part_max)
     return out
 
-def content(uint16_t channel, bytes method_payload not None, bytes props not None, const uint8_t[::1] body not None,
-            uint32_t frame_bytes_max):
+def content(
+    uint16_t channel, bytes method_payload not None, bytes props not None,
+    const uint8_t[::1] body not None, uint32_t frame_bytes_max
+):
     """Return a method frame with content, such as basic.return."""
     cdef uint32_t part_max = body_part_max(frame_bytes_max)
     cdef size_t method_len = len(method_payload), props_len = len(props), body_len = body.shape[0]
     cdef uint8_t *p
-    out = PyBytes_FromStringAndSize(NULL, 8 + method_len + content_size(<uint32_t>props_len, body_len, part_max))
+    out = PyBytes_FromStringAndSize(
+        NULL, 8 + method_len + content_size(<uint32_t>props_len, body_len, part_max)
+    )
     p = put_frame_head(<uint8_t *>PyBytes_AS_STRING(out), 1, channel, <uint32_t>method_len)
     p = put(p, <const uint8_t *>PyBytes_AS_STRING(method_payload), method_len)
     p[0] = 0xCE
@@ -407,8 +454,12 @@ def letters(const uint8_t[::1] blob not None, uint32_t count):
             raise ValueError("broken properties")
         facts = (
             PyBytes_FromStringAndSize(<char *>s.names, s.names_len),
-            PyBytes_FromStringAndSize(<char *>headers + 4, headers_end - headers - 4) if has_headers else b"",
-            PyBytes_FromStringAndSize(<char *>expiration + 1, expiration_end - expiration - 1) if has_expiration else None,
+            PyBytes_FromStringAndSize(<char *>headers + 4, headers_end - headers - 4)
+            if has_headers
+            else b"",
+            PyBytes_FromStringAndSize(<char *>expiration + 1, expiration_end - expiration - 1)
+            if has_expiration
+            else None,
             mode,
             priority,
         )
@@ -432,7 +483,8 @@ def fields(const uint8_t[::1] props not None):
     cdef const uint8_t *start = &props[0] if props.shape[0] else NULL
     cdef Properties walk
     cdef list found = []
-    if properties_begin(&walk, start, props.shape[0]) < 0 or start[1] & 3:  # no property has these bits
+    # No property has these bits.
+    if properties_begin(&walk, start, props.shape[0]) < 0 or start[1] & 3:
         raise ValueError("broken properties")
     while properties_next(&walk) > 0:
         found.append((walk.bit, walk.value - start, walk.next - start))
@@ -444,7 +496,9 @@ def fields(const uint8_t[::1] props not None):
 # -- the header with the offset --------------------------------------------------------------------
 
 
-cdef bint has(const uint8_t *data, uint64_t size, const uint8_t *name, uint64_t name_size) noexcept nogil:
+cdef bint has(
+    const uint8_t *data, uint64_t size, const uint8_t *name, uint64_t name_size
+) noexcept nogil:
     cdef const uint8_t *end = data + size
     while data + name_size <= end:
         data = <const uint8_t*>memchr(data, name[0], end - data - name_size + 1)
@@ -465,14 +519,17 @@ cdef uint64_t headers_at(const uint8_t *props, uint64_t size) noexcept nogil:
     return 0 if found < 0 else (walk.value if found else walk.next) - props
 
 
-def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not None, bytes name not None,
-             bint cleaned=False):
+def numbered(
+    const uint8_t[::1] blob not None, const uint8_t[::1] offsets not None, bytes name not None,
+    bint cleaned=False
+):
     """Return the stored messages of `blob`, each with the header `name` that has its offset.
 
     `offsets` are u64, little endian, one for each message. Return None when a message may have a
     header of that name; that header must be taken out first, which `cleaned` says was done.
     """
-    cdef uint64_t count = offsets.shape[0] // 8, total = blob.shape[0], at = 0, i, here, table, offset
+    cdef uint64_t count = offsets.shape[0] // 8, total = blob.shape[0], at = 0, i, here, table
+    cdef uint64_t offset
     cdef uint64_t name_size = len(name), pair = 1 + name_size + 9
     cdef const uint8_t *data = &blob[0] if total else NULL
     cdef const uint8_t *key = <const uint8_t*>PyBytes_AS_STRING(name)
@@ -493,7 +550,11 @@ def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not No
         here = headers_at(s.props, props_size) if props_size >= 2 else 2
         if here == 0:
             raise ValueError("broken content properties")
-        if not cleaned and flags & HEADERS and has(s.props + here, props_size - here, key, name_size):
+        if (
+            not cleaned
+            and flags & HEADERS
+            and has(s.props + here, props_size - here, key, name_size)
+        ):
             return None
         p = put(p, data + at, 4)
         p += 4  # the new size of the properties is put below
@@ -515,7 +576,9 @@ def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not No
         p = put32(put32(p + 1, <uint32_t>(offset >> 32)), <uint32_t>offset)
         if props_size > here:
             p = put(p, s.props + here, props_size - here)
-        props_size += <uint32_t>(pair + (0 if flags & HEADERS else 4) + (2 if props_size < 2 else 0))
+        props_size += <uint32_t>(
+            pair + (0 if flags & HEADERS else 4) + (2 if props_size < 2 else 0)
+        )
         p = put(p, s.body, s.body_len)
         memcpy(p - s.body_len - props_size - s.names_len - 4, &props_size, 4)
         at += s.size
@@ -581,9 +644,11 @@ cdef int mend_headers(const uint8_t *entries, size_t size, Facts *facts) noexcep
     while found > 0:
         if entry.name_size == 7 and memcmp(entry.name, b"x-delay", 7) == 0:
             negate(<uint8_t *> entry.value - 1, 1 + entry.size)
-        elif (entry.name_size == 2 and memcmp(entry.name, b"CC", 2) == 0) \
-                or (entry.name_size == 3 and memcmp(entry.name, b"BCC", 3) == 0) \
-                or (entry.name_size == 22 and memcmp(entry.name, b"x-dead-letter-exchange", 22) == 0):
+        elif (
+            (entry.name_size == 2 and memcmp(entry.name, b"CC", 2) == 0)
+            or (entry.name_size == 3 and memcmp(entry.name, b"BCC", 3) == 0)
+            or (entry.name_size == 22 and memcmp(entry.name, b"x-dead-letter-exchange", 22) == 0)
+        ):
             facts.alone = True
         found = table_next(&entry)
     return found
@@ -616,8 +681,13 @@ cdef int mend(const uint8_t *props, size_t size, Facts *facts) noexcept nogil:
 
 cdef bint alike(const Facts *a, const Facts *b) noexcept nogil:
     return (
-        not a.alone and not b.alone and a.names_len == b.names_len and a.mode == b.mode and a.priority == b.priority
-        and (a.expiration == NULL) == (b.expiration == NULL) and a.expiration_len == b.expiration_len
+        not a.alone
+        and not b.alone
+        and a.names_len == b.names_len
+        and a.mode == b.mode
+        and a.priority == b.priority
+        and (a.expiration == NULL) == (b.expiration == NULL)
+        and a.expiration_len == b.expiration_len
         and memcmp(a.names, b.names, a.names_len) == 0
         and (a.expiration == NULL or memcmp(a.expiration, b.expiration, a.expiration_len) == 0)
     )

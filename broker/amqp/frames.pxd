@@ -12,9 +12,10 @@ cdef enum:
     STOPPED_FULL = 3
 
 
-cdef uint32_t find_publishes(const uint8_t *base, size_t *at, size_t end, const uint8_t *states, size_t states_len,
-                             uint32_t frame_max, uint64_t message_max, Row **found, int *why,
-                             size_t *needed) noexcept nogil
+cdef uint32_t find_publishes(
+    const uint8_t *base, size_t *at, size_t end, const uint8_t *states, size_t states_len,
+    uint32_t frame_max, uint64_t message_max, Row **found, int *why, size_t *needed
+) noexcept nogil
 
 
 cdef bint has_context(const uint8_t *p, size_t size) noexcept nogil

@@ -1,20 +1,23 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loops over AMQP frames: they find whole publishes, runs of settles and runs of binds in a read.
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Find whole publishes, runs of settles and runs of binds in what was read of a client.
 
-A frame:      u8 type | u16 channel | u32 size | payload[size] | 0xCE                              (big endian)
+All numbers are big endian.
+
+A frame:      u8 type | u16 channel | u32 size | payload[size] | 0xCE
 A publish:    method frame  60,40 | u16 ticket | u8 n, exchange[n] | u8 m, key[m] | u8 bits
               header frame  60 | u16 weight | u64 body size | flags word | property list
               body frames   until the body size is reached; none for an empty body
 
-`scan` stops at a frame that it does not understand at once (OTHER). The caller looks at that one frame in plain code, which
-finds the mistake in it or puts an interleaved or large publish together. So a check that fails here needs no reason.
+`scan` stops at a frame that it does not understand at once (OTHER). The caller looks at that one
+frame in plain code, which finds the mistake in it or puts an interleaved or large publish together.
+So a check that fails here needs no reason.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memset
 from shardmq.broker.amqp.octets cimport Row, get16, get32, get64, put, put16, put64
 from shardmq.shardd.content cimport (
-    EXPIRATION_BIT, HEADERS_BIT, MODE_BIT, PRIORITY_BIT, REPLY_TO_BIT, TIMESTAMP_BIT, USER_ID_BIT, Properties,
-    properties_begin, properties_next, properties_seek,
+    EXPIRATION_BIT, HEADERS_BIT, MODE_BIT, PRIORITY_BIT, REPLY_TO_BIT, TIMESTAMP_BIT, USER_ID_BIT,
+    Properties, properties_begin, properties_next, properties_seek,
 )
 from cpython.bytearray cimport (
     PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize,
@@ -72,7 +75,8 @@ cdef enum:
     CONTEXT_NAME_BYTES = 12
     CONTEXT_BYTES = 55
     UNTOLD = 128 | 1        # an open channel of which the caller of the library has not been told
-    WHOLE_BYTES_MAX = 65536 # a larger publish is not waited for in one piece: its frames are taken as they come
+    # A larger publish is not waited for in one piece: its frames are taken as they come.
+    WHOLE_BYTES_MAX = 65536
 
 cdef extern from *:
     int __builtin_clzll(unsigned long long) noexcept nogil
@@ -86,7 +90,7 @@ cdef bytes CLOSE_OK = b"\1\0\0\0\0\0\4\0\x14\0\x29\xce"
 
 cdef Row rows[ROWS_MAX]     # only touched with the GIL held
 
-# -- properties -------------------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------
 
 cdef uint32_t read_ttl(const uint8_t *p, uint32_t size, uint8_t *flags) noexcept nogil:
     cdef uint64_t value = 0
@@ -120,7 +124,9 @@ cdef int may_have_cc(const uint8_t *p, uint32_t size) noexcept nogil:
         c += 1
     return 0
 
-cdef inline int may_have(const uint8_t *p, uint32_t size, const char *name, uint32_t length, uint32_t rarest) noexcept nogil:
+cdef inline int may_have(
+    const uint8_t *p, uint32_t size, const char *name, uint32_t length, uint32_t rarest
+) noexcept nogil:
     """Return whether `name`, which begins with its length, is anywhere in the table.
 
     `rarest` is the place of its rarest letter.
@@ -137,7 +143,10 @@ cdef inline int may_have(const uint8_t *p, uint32_t size, const char *name, uint
     return 0
 
 cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept nogil:
-    """Fill ttl_ms, delivery_mode, priority, flags. Every length is checked; nothing may be left over."""
+    """Fill ttl_ms, delivery_mode, priority, flags.
+
+    Every length is checked; nothing may be left over.
+    """
     cdef Properties walk
     cdef const uint8_t *entries
     cdef uint32_t length
@@ -167,9 +176,13 @@ cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept no
         elif walk.bit == MODE_BIT:
             row.delivery_mode = walk.value[0]
         elif walk.bit == PRIORITY_BIT:
-            row.priority = walk.value[0] if walk.value[0] != 0xff else 0xfe  # 0xff says that there is none
+            # 0xff says that there is no priority.
+            row.priority = walk.value[0] if walk.value[0] != 0xff else 0xfe
         elif walk.bit == REPLY_TO_BIT:
-            if walk.size == 22 and memcmp(walk.value + 1, <const char *>b"amq.rabbitmq.reply-to", 21) == 0:
+            if (
+                walk.size == 22
+                and memcmp(walk.value + 1, <const char *>b"amq.rabbitmq.reply-to", 21) == 0
+            ):
                 row.flags |= C_DIRECT_REPLY_TO
         elif walk.bit == EXPIRATION_BIT:
             row.ttl_ms = read_ttl(walk.value + 1, <uint32_t>walk.size - 1, &row.flags)
@@ -180,7 +193,7 @@ cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept no
         row.flags |= C_BAD_PROPERTIES
 
 
-# -- publishes ------------------------------------------------------------------------------------------------------
+# -- publishes -------------------------------------------------------------------------------------
 
 cdef struct Memo:                 # the publish before
     const uint8_t *method         # method frame
@@ -227,7 +240,9 @@ cdef int read_body(const uint8_t *base, size_t start, size_t *at, size_t end, ui
     return -1
 
 cdef inline bint ends_alike(const uint8_t *frame, const uint8_t *other, size_t size) noexcept nogil:
-    """Return whether the last 8 bytes are equal. They hold a part of the key, which differs most often.
+    """Return whether the last 8 bytes are equal.
+
+    They hold a part of the key, which differs most often.
 
     Both frames have 8 bytes or more.
     """
@@ -236,8 +251,10 @@ cdef inline bint ends_alike(const uint8_t *frame, const uint8_t *other, size_t s
     memcpy(&b, other + size - 8, 8)
     return a == b
 
-cdef inline int read_publish(const uint8_t *base, size_t *position, size_t end, const uint8_t *states, size_t states_len,
-                      uint32_t frame_max, uint64_t message_max, Memo *memo, Row *row, size_t *needed) noexcept nogil:
+cdef inline int read_publish(
+    const uint8_t *base, size_t *position, size_t end, const uint8_t *states, size_t states_len,
+    uint32_t frame_max, uint64_t message_max, Memo *memo, Row *row, size_t *needed
+) noexcept nogil:
     """Read one publish at `position`. Return -1 when it is whole, else why not.
 
     If it is whole, the row is filled and `position` is behind the publish.
@@ -258,8 +275,12 @@ cdef inline int read_publish(const uint8_t *base, size_t *position, size_t end, 
     if left < <size_t>size + 8:
         needed[0] = <size_t>size + 8
         return C_INCOMPLETE
-    if memo.row != NULL and memo.method_len == size + 8 and ends_alike(memo.method, p, size + 8) and \
-            memcmp(memo.method, p, size + 8) == 0:
+    if (
+        memo.row != NULL
+        and memo.method_len == size + 8
+        and ends_alike(memo.method, p, size + 8)
+        and memcmp(memo.method, p, size + 8) == 0
+    ):
         row.line_len = memo.row.line_len
     else:
         if p[size + 7] != 0xCE or size < 4 or get16(p + 7) != 60:
@@ -292,7 +313,11 @@ cdef inline int read_publish(const uint8_t *base, size_t *position, size_t end, 
     props_len = size - 12
     row.props_off = <uint32_t>(props - base)
     row.props_len = props_len
-    if memo.row != NULL and memo.props_len == props_len and memcmp(memo.props, props, props_len) == 0:
+    if (
+        memo.row != NULL
+        and memo.props_len == props_len
+        and memcmp(memo.props, props, props_len) == 0
+    ):
         memcpy(&row.ttl_ms, &memo.row.ttl_ms, 16)
     else:
         read_properties(props, props_len, row)
@@ -310,10 +335,13 @@ cdef inline int read_publish(const uint8_t *base, size_t *position, size_t end, 
     position[0] = at
     return -1
 
-cdef uint32_t find_publishes(const uint8_t *base, size_t *at, size_t end, const uint8_t *states, size_t states_len,
-                             uint32_t frame_max, uint64_t message_max, Row **found, int *why,
-                             size_t *needed) noexcept nogil:
-    """Find publishes from `at` on, which moves behind them. Return how many there are; `found` are their rows.
+cdef uint32_t find_publishes(
+    const uint8_t *base, size_t *at, size_t end, const uint8_t *states, size_t states_len,
+    uint32_t frame_max, uint64_t message_max, Row **found, int *why, size_t *needed
+) noexcept nogil:
+    """Find publishes from `at` on, which moves behind them.
+
+    Return how many there are; `found` are their rows.
 
     The rows are valid until the next call. `why` and `needed` are set as scan() returns them.
     """
@@ -324,8 +352,10 @@ cdef uint32_t find_publishes(const uint8_t *base, size_t *at, size_t end, const 
     cdef Memo memo
     memo.row = NULL
     while count < ROWS_MAX:
-        stopped = read_publish(base, &position, end, states, states_len, frame_max, message_max, &memo, &rows[count],
-                               &need)
+        stopped = read_publish(
+            base, &position, end, states, states_len, frame_max, message_max, &memo, &rows[count],
+            &need
+        )
         if stopped >= 0:
             break
         count += 1
@@ -333,12 +363,15 @@ cdef uint32_t find_publishes(const uint8_t *base, size_t *at, size_t end, const 
     at[0], needed[0], why[0], found[0] = position, need, stopped, rows
     return count
 
-def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None,
-         uint32_t frame_bytes_max, uint64_t message_bytes_max):
-    """Return (position, rows as bytes, their count, why it stopped, bytes needed from position on to see more).
+def scan(
+    const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None,
+    uint32_t frame_bytes_max, uint64_t message_bytes_max
+):
+    """Find publishes from `at` on.
 
-    `states` has a byte for each channel number, CHANNEL_OPEN where a publish may begin. Publishes may be of many
-    channels.
+    Return (position, rows as bytes, their count, why it stopped, bytes needed from position on to
+    see more). `states` has a byte for each channel number, CHANNEL_OPEN where a publish may begin.
+    Publishes may be of many channels.
     """
     cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
     cdef const uint8_t *open_states = &states[0] if states.shape[0] else NULL
@@ -351,8 +384,10 @@ def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[
     memo.row = NULL
     with nogil:
         while count < ROWS_MAX:
-            why = read_publish(base, &at, end, open_states, states_len, frame_bytes_max, message_bytes_max,
-                               &memo, &rows[count], &needed)
+            why = read_publish(
+                base, &at, end, open_states, states_len, frame_bytes_max, message_bytes_max, &memo,
+                &rows[count], &needed
+            )
             if why >= 0:
                 break
             count += 1
@@ -369,11 +404,17 @@ def facts(const uint8_t[::1] props not None):
     read_properties(&props[0] if props.shape[0] else NULL, <uint32_t>props.shape[0], &row)
     return row.ttl_ms, row.delivery_mode, row.priority, row.flags
 
-def row(uint32_t line_off, uint16_t line_len, uint16_t channel, uint32_t props_off, uint32_t props_len,
-        uint32_t body_off, uint64_t body_len, tuple found):
-    """Return the row of a publish that was put together, with its body in a single frame. `found` is of facts()."""
+def row(
+    uint32_t line_off, uint16_t line_len, uint16_t channel, uint32_t props_off, uint32_t props_len,
+    uint32_t body_off, uint64_t body_len, tuple found
+):
+    """Return the row of a publish that was put together, with its body in a single frame.
+
+    `found` is of facts().
+    """
     cdef Row r
-    r.line_off, r.line_len, r.channel, r.props_off, r.props_len = line_off, line_len, channel, props_off, props_len
+    r.line_off, r.line_len, r.channel = line_off, line_len, channel
+    r.props_off, r.props_len = props_off, props_len
     r.body_off = body_off if body_len else 0
     r.body_frames = 1 if body_len else 0
     r.body_len = body_len
@@ -417,9 +458,9 @@ cdef class Incoming:
     """What a connection knows of the bytes that it reads.
 
     `state` is that of the connection. `channels` has a byte for each channel number (scan). What is
-    read and not parsed is `buffer` from `at` on, then `next`; with `part` the buffer begins within a
-    frame. With `answers_channels`, channels that are opened and closed without use are answered here;
-    `opened` counts them until the caller sets it to 0.
+    read and not parsed is `buffer` from `at` on, then `next`; with `part` the buffer begins within
+    a frame. With `answers_channels`, channels that are opened and closed without use are answered
+    here; `opened` counts them until the caller sets it to 0.
     """
 
     cdef bint has_unread(self):
@@ -427,10 +468,11 @@ cdef class Incoming:
         return self.part is not None or self.next is not None or self.at < <size_t>len(self.buffer)
 
     cdef bytes answer_channel(self, const uint8_t *data, size_t size, size_t *taken):
-        """Answer a channel.open or channel.close that is whole and in order, if nobody uses the channel.
+        """Answer a channel.open or channel.close if nobody uses the channel.
 
-        Return the frame that answers, and set `taken` to the length of the frame that is answered. Return
-        None if these bytes do not begin with such a frame (Connection._open_or_close).
+        Return the frame that answers, and set `taken` to the length of the frame that is answered.
+        Return None if these bytes do not begin with such a frame, whole and in order
+        (Connection._open_or_close).
         """
         cdef uint32_t channel, ids, payload
         cdef size_t text_at, bytes_min, at, channels
@@ -446,8 +488,14 @@ cdef class Incoming:
             text_at, bytes_min = FRAME_HEAD + 6, 11
         else:
             return None
-        if not channel or payload < bytes_min or size < FRAME_OVERHEAD or payload > size - FRAME_OVERHEAD \
-                or data[FRAME_HEAD + payload] != FRAME_END or data[text_at] != payload - bytes_min:
+        if (
+            not channel
+            or payload < bytes_min
+            or size < FRAME_OVERHEAD
+            or payload > size - FRAME_OVERHEAD
+            or data[FRAME_HEAD + payload] != FRAME_END
+            or data[text_at] != payload - bytes_min
+        ):
             return None
         for at in range(text_at + 1, text_at + 1 + data[text_at]):
             if data[at] & 0x80:
@@ -464,23 +512,30 @@ cdef class Incoming:
                 return None
             states[channel] = <char> UNTOLD
             self.opened += 1
-            answer = PyBytes_FromStringAndSize(PyBytes_AS_STRING(OPEN_OK), PyBytes_GET_SIZE(OPEN_OK))
+            answer = PyBytes_FromStringAndSize(
+                PyBytes_AS_STRING(OPEN_OK), PyBytes_GET_SIZE(OPEN_OK)
+            )
         else:
             states = PyByteArray_AS_STRING(self.channels)
             if channel >= channels or <uint8_t> states[channel] != UNTOLD:
                 return None
             states[channel] = 0
-            answer = PyBytes_FromStringAndSize(PyBytes_AS_STRING(CLOSE_OK), PyBytes_GET_SIZE(CLOSE_OK))
+            answer = PyBytes_FromStringAndSize(
+                PyBytes_AS_STRING(CLOSE_OK), PyBytes_GET_SIZE(CLOSE_OK)
+            )
         p = <uint8_t *> PyBytes_AS_STRING(answer)
         p[1], p[2] = data[1], data[2]
         taken[0] = payload + FRAME_OVERHEAD
         return answer
 
 
-# -- settles ------------------------------------------------------------------------------------------------------------
+# -- settles ---------------------------------------------------------------------------------------
 
 def settles(const uint8_t[::1] data not None, size_t at, size_t end):
-    """Return (position, channel, ranges) of the whole ack, nack and reject frames of one channel from `at` on."""
+    """Find the whole ack, nack and reject frames of one channel from `at` on.
+
+    Return (position, channel, ranges).
+    """
     cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
     cdef const uint8_t *p
     cdef uint32_t method, channel = 0
@@ -523,7 +578,7 @@ def settles(const uint8_t[::1] data not None, size_t at, size_t end):
     return at, channel, ranges
 
 
-# -- binds --------------------------------------------------------------------------------------------------------------
+# -- binds -----------------------------------------------------------------------------------------
 
 cdef size_t short_behind(const uint8_t *p, size_t at, size_t end) noexcept nogil:
     """Return where the short string at `at` ends, or 0 when that is behind `end`."""
@@ -539,11 +594,14 @@ cdef object text_again(const uint8_t *p, object text, const uint8_t **bytes, Py_
     bytes[0], size[0] = p + 1, p[0]
     return PyUnicode_DecodeUTF8(<const char *>(p + 1), p[0], NULL)
 
-def binds(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None):
-    """Return (position, channel, (exchange, queue, key) of each, nowait) of a run of queue.bind frames from `at` on.
+def binds(
+    const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None
+):
+    """Find a run of queue.bind frames from `at` on.
 
-    The frames are whole, of one channel, without arguments and alike in nowait; there are at most BINDS_MAX. A frame
-    whose names are no UTF-8 ends the run. `states` is as in scan.
+    Return (position, channel, (exchange, queue, key) of each, nowait). The frames are whole, of one
+    channel, without arguments and alike in nowait; there are at most BINDS_MAX. A frame whose names
+    are no UTF-8 ends the run. `states` is as in scan.
     """
     cdef const uint8_t *p
     cdef const uint8_t *last_queue = NULL
@@ -559,7 +617,13 @@ def binds(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t
     while end - at >= BIND_BYTES_MIN and len(found) < BINDS_MAX:
         p = &data[at]
         size = <size_t>get32(p + 3) + 8
-        if p[0] != 1 or size < BIND_BYTES_MIN or size > end - at or get32(p + 7) != QUEUE_BIND or p[size - 1] != 0xCE:
+        if (
+            p[0] != 1
+            or size < BIND_BYTES_MIN
+            or size > end - at
+            or get32(p + 7) != QUEUE_BIND
+            or p[size - 1] != 0xCE
+        ):
             break
         exchange_at = short_behind(p, 13, size - 6)
         key_at = short_behind(p, exchange_at, size - 6) if exchange_at else 0
@@ -582,10 +646,13 @@ def binds(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t
         at += size
     return at, channel, found, bool(nowait)
 
-# -- properties put in --------------------------------------------------------------------------------------------------
+# -- properties put in -----------------------------------------------------------------------------
 
 cdef uint32_t property_at(const uint8_t *props, uint32_t size, uint32_t bit) noexcept nogil:
-    """Return where the property of that bit is in a property list, or would be; 0 if the list is broken."""
+    """Return where the property of that bit is in a property list, or would be.
+
+    Return 0 if the list is broken.
+    """
     cdef Properties walk
     cdef int found
     if properties_begin(&walk, props, size) < 0 or props[1] & 3:  # bits that are not used
@@ -594,13 +661,21 @@ cdef uint32_t property_at(const uint8_t *props, uint32_t size, uint32_t bit) noe
     return 0 if found < 0 else <uint32_t>((walk.value if found else walk.next) - props)
 
 cdef inline uint32_t timestamp_at(const uint8_t *props, uint32_t size) noexcept nogil:
-    """Return where the timestamp of a property list would be; 0 if there is one, or the list is broken."""
+    """Return where the timestamp of a property list would be.
+
+    Return 0 if there is a timestamp, or if the list is broken.
+    """
     if size < 2 or get16(props) >> TIMESTAMP_BIT & 1:
         return 0
     return property_at(props, size, TIMESTAMP_BIT)
 
-def stamped(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, uint64_t seconds):
-    """Return (buffer, table) in which publishes without a timestamp have this one; None if all publishes have one."""
+def stamped(
+    const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, uint64_t seconds
+):
+    """Give this timestamp to all publishes that have none.
+
+    Return (buffer, table), or None if all publishes have a timestamp.
+    """
     cdef size_t count = table.shape[0] // sizeof(Row), extra = 0, i
     cdef size_t used = buffer.shape[0]
     cdef Row *r
@@ -613,7 +688,10 @@ def stamped(const uint8_t[::1] buffer not None, const uint8_t[::1] table not Non
     new_table = PyBytes_FromStringAndSize(<const char *>&table[0], count * sizeof(Row))
     r = <Row *>PyBytes_AS_STRING(new_table)
     for i in range(count):
-        if not r[i].flags & C_BAD_PROPERTIES and timestamp_at(&buffer[0] + r[i].props_off, r[i].props_len):
+        if (
+            not r[i].flags & C_BAD_PROPERTIES
+            and timestamp_at(&buffer[0] + r[i].props_off, r[i].props_len)
+        ):
             extra += r[i].props_len + 8
     if not extra:
         return None
@@ -642,9 +720,14 @@ def asking(const uint8_t[::1] table not None):
             found.add(r[i].channel)
     return found
 
-def with_replies(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, dict names not None):
-    """(buffer, table) in which the publishes that ask for direct replies have their channel's name of `names` as
-    reply_to, and ask no more. Those of other channels, or with broken properties, stay as they are."""
+def with_replies(
+    const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, dict names not None
+):
+    """Put the name of their channel into publishes that ask for direct replies, as reply_to.
+
+    Return (buffer, table), in which these publishes no longer ask. `names` has the name of each
+    channel. Publishes of other channels, or with broken properties, stay as they are.
+    """
     cdef size_t count = table.shape[0] // sizeof(Row), extra = 0, i
     cdef size_t used = buffer.shape[0]
     cdef Row *r
@@ -653,7 +736,9 @@ def with_replies(const uint8_t[::1] buffer not None, const uint8_t[::1] table no
     cdef const uint8_t *props
     cdef uint32_t at, behind
     cdef bytes name
-    new_table = PyBytes_FromStringAndSize(<const char *>&table[0] if count else NULL, count * sizeof(Row))
+    new_table = PyBytes_FromStringAndSize(
+        <const char *>&table[0] if count else NULL, count * sizeof(Row)
+    )
     r = <Row *>PyBytes_AS_STRING(new_table)
     for i in range(count):
         if r[i].flags & C_DIRECT_REPLY_TO and not r[i].flags & C_BAD_PROPERTIES:
@@ -686,7 +771,7 @@ def with_replies(const uint8_t[::1] buffer not None, const uint8_t[::1] table no
         r[i].flags ^= C_DIRECT_REPLY_TO
     return new_buffer, new_table
 
-# -- trace contexts ------------------------------------------------------------------------------------------------------
+# -- trace contexts --------------------------------------------------------------------------------
 
 cdef bint has_context(const uint8_t *p, size_t size) noexcept nogil:
     """Return whether these bytes may have a header `traceparent` of a trace that is sampled.
@@ -714,19 +799,26 @@ def is_traced(const uint8_t[::1] data not None):
     """Return whether these bytes may have a context of a sampled trace, see has_context()."""
     return data.shape[0] and has_context(&data[0], data.shape[0])
 
-def marked(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, list chosen not None, uint64_t now_ns):
+def marked(
+    const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, list chosen not None,
+    uint64_t now_ns
+):
     """Mark the publishes that are traced; return their table, None if no publish is.
 
     They have `now_ns` as `reserved`, and a flag that brings them to the caller of the packer.
 
-    Those are traced whose headers have a trace context that is sampled, and those at the indices `chosen`.
+    Those are traced whose headers have a trace context that is sampled, and those at the indices
+    `chosen`.
     """
     cdef size_t count = table.shape[0] // sizeof(Row), i
     cdef const Row *row = <const Row *>&table[0] if count else NULL
     cdef set found = set(chosen)
     cdef Row *r
     for i in range(count):
-        if row[i].props_len > CONTEXT_BYTES and has_context(&buffer[0] + row[i].props_off, row[i].props_len):
+        if (
+            row[i].props_len > CONTEXT_BYTES
+            and has_context(&buffer[0] + row[i].props_off, row[i].props_len)
+        ):
             found.add(i)
     if not found:
         return None

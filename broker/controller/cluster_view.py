@@ -5,7 +5,8 @@ Without a cluster there is one node, whose name is NODE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from shardmq.broker.controller.node_facts import NodeFacts
@@ -16,18 +17,22 @@ from shardmq.broker.shared.control import node_of
 
 
 class KnownNode(NamedTuple):
-    """A node: its number and name, the numbers of its shards, and whether it is alive."""
+    """A node: its number and name, the shards that it leads, and whether it is alive.
+
+    `homes` is the number of shards that it has claimed; None: those that it leads.
+    """
 
     number: int
     name: str
     shards: Collection[int]
     is_alive: bool
+    homes: int | None = None
 
 
 def places_of(nodes: Iterable[KnownNode]) -> list[NodeShards]:
     """Return what is said of these nodes to those who place queues, by the nodes' numbers."""
     return sorted(
-        NodeShards(node.number, node.name, tuple(sorted(node.shards)), node.is_alive)
+        NodeShards(node.number, node.name, tuple(sorted(node.shards)), node.is_alive, node.homes)
         for node in nodes
     )
 
@@ -51,11 +56,21 @@ class ClusterView:
         self._own_facts = own_facts
         self._nodes = {number: KnownNode(number, own, shards, True)}
         self._shards = dict.fromkeys(shards, self._nodes[number])
+        self._copies: Mapping[int, Collection[str]] = {}
         self._told: dict[str, NodeFacts] = {}
 
-    def know(self, nodes: Collection[KnownNode], in_sync: Collection[str] = ()) -> None:
-        """Take all nodes of the cluster. That of this controller is there, and alive."""
-        self.in_sync = in_sync
+    def know(
+        self,
+        nodes: Collection[KnownNode],
+        in_sync: Collection[str] = (),
+        copies: Mapping[int, Collection[str]] = MappingProxyType({}),
+    ) -> None:
+        """Take all nodes of the cluster. That of this controller is there, and alive.
+
+        in_sync: the names of the nodes that have all definitions.
+        copies: the names of the nodes that have all of a shard, for shards with copies.
+        """
+        self.in_sync, self._copies = in_sync, copies
         known = {self._own_number: self._nodes[self._own_number]}
         known |= {node.number: node for node in nodes}
         self.is_listed = any(node.number == self._own_number for node in nodes)
@@ -95,6 +110,10 @@ class ClusterView:
         """Return the number of the node that has a shard."""
         node = self._shards.get(shard)
         return self._own_number if node is None else node.number
+
+    def in_sync_of(self, shard: int) -> Collection[str]:
+        """Return the names of the nodes that have all of a shard."""
+        return self._copies.get(shard) or (self.of_shard(shard),)
 
     def of_owner(self, owner: str) -> str:
         """Return the name of the node that a connection is at, by the connection's owner."""

@@ -8,12 +8,10 @@ import msgspec
 
 from shardmq.broker.model.passwords import FOR_NEW
 from shardmq.broker.shared.config import Tls
+from shardmq.cluster.records import DOORS_PER_NODE, SHARDS_MAX
 from shardmq.cluster.secret import Keys
 from shardmq.cluster.settings import EtcdSettings
 from shardmq.shardd.wire.session import SessionKeys
-
-SHARDS_MAX = 64
-DOORS_MAX = 1024
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -87,7 +85,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     runtime_dir: str
     boot: str
     shards: Annotated[int, msgspec.Meta(ge=1, le=SHARDS_MAX)]
-    doors: Annotated[int, msgspec.Meta(ge=1, le=DOORS_MAX)] = 1
+    doors: Annotated[int, msgspec.Meta(ge=1, le=DOORS_PER_NODE)] = 1
     first_door: int = 0
     http_fds: list[int] = []
     metrics_fds: list[int] = []

@@ -78,10 +78,11 @@ def facts_of(
     config: ControllerConfig, memory: MemoryWatch, etcd_silent_s: float | None = None
 ) -> NodeFacts:
     """Return the facts about this node."""
-    found = status(config.runtime_dir)
+    found, cluster = status(config.runtime_dir), config.cluster
+    for_nodes = {} if cluster is None else {"cluster": [f"{cluster.host}:{cluster.port}"]}
     return NodeFacts(
         processes=process_rows(found),
-        listeners=found.get("listeners", {}),
+        listeners=found.get("listeners", {}) | for_nodes,
         pid=os.getpid(),
         cores=os.cpu_count(),
         memory_bytes=memory.used_bytes,

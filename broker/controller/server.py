@@ -229,9 +229,14 @@ class Controller:
         await asyncio.to_thread(self.definitions.close)
         return 0 if error is None else 1
 
-    def know(self, nodes: Collection[KnownNode], in_sync: Collection[str]) -> None:
-        """Take the nodes of the cluster and those that have all definitions, for who looks."""
-        self.cluster.know(nodes, in_sync)
+    def know(
+        self,
+        nodes: Collection[KnownNode],
+        in_sync: Collection[str],
+        copies: Mapping[int, Collection[str]],
+    ) -> None:
+        """Take the nodes of the cluster, and who has all definitions and all of which shards."""
+        self.cluster.know(nodes, in_sync, copies)
 
     def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Collection[int]) -> None:
         """Take the shards and front doors of the nodes of the cluster that live."""

@@ -1,20 +1,21 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The anteroom of a front door: connections that have done nothing yet but log in.
 
 Some clients connect for each thing they do, and some only to see whether the broker is there. A
-connection costs Python far more than the few answers of its handshake. So a connection begins here, as
-a `Newcomer`: compiled code accepts it, answers the handshake, channels that are opened and closed, and
-the end. Nobody else in the broker knows of a newcomer.
+connection costs Python far more than the few answers of its handshake. So a connection begins here,
+as a `Newcomer`: compiled code accepts it, answers the handshake, channels that are opened and
+closed, and the end. Nobody else in the broker knows of a newcomer.
 
-**What is plain** is a handshake like one that has succeeded before. `lessons` has, by a keyed digest of
-start-ok and the client's address, the logins that Python let in, with the vhosts that it opened for them
-without asking for a limit. Who changes what a login depends on meets all newcomers first and clears the lessons: users,
-rights, vhosts, parameters, settings, and a login that was refused.
+**What is plain** is a handshake like one that has succeeded before. `lessons` has, by a keyed
+digest of start-ok and the client's address, the logins that Python let in, with the vhosts that it
+opened for them without asking for a limit. Who changes what a login depends on meets all newcomers
+first and clears the lessons: users, rights, vhosts, parameters, settings, and a login that was
+refused.
 
-**What is not plain** makes the newcomer a connection. If the newcomer is open, the connection goes on
-from what the newcomer has agreed on. If it is not, Python does again all that it has said, and leaves out
-the answers that were sent (`Connections._meet`). Newcomers that stay become connections, too: `settle`
-sees to it.
+**What is not plain** makes the newcomer a connection. If the newcomer is open, the connection goes
+on from what the newcomer has agreed on. If it is not, Python does again all that it has said, and
+leaves out the answers that were sent (`Connections._meet`). Newcomers that stay become connections,
+too: `settle` sees to it.
 
 `SHARDMQ_FASTPATH=0` in the environment switches the anteroom off.
 """
@@ -27,7 +28,8 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from shardmq.broker.amqp.octets cimport get16, get32
 from shardmq.shardd.wire.polling cimport (
-    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, epoll_create1, epoll_ctl, epoll_event,
+    epoll_wait,
 )
 
 cdef extern from "<sys/socket.h>" nogil:
@@ -46,8 +48,10 @@ cdef extern from "<sys/socket.h>" nogil:
     int SOCK_CLOEXEC
 
 cdef extern from "<netdb.h>" nogil:
-    int getnameinfo(const sockaddr *address, socklen_t size, char *host, socklen_t host_bytes, char *service,
-                    socklen_t service_bytes, int flags)
+    int getnameinfo(
+        const sockaddr *address, socklen_t size, char *host, socklen_t host_bytes, char *service,
+        socklen_t service_bytes, int flags
+    )
     int NI_NUMERICHOST
     int NI_NUMERICSERV
 
@@ -90,8 +94,9 @@ cdef enum:
 cdef double C_OPEN_S = 0.002
 cdef double C_HANDSHAKE_S = 0.25
 cdef double C_LINGER_S = 1.0
-# How long a newcomer whose connection is open may stay, and how long one may take for its handshake,
-# before it becomes a connection. A client whose close was answered has some time to close its side.
+# How long a newcomer whose connection is open may stay, and how long one may take for its
+# handshake, before it becomes a connection. A client whose close was answered has some time to
+# close its side.
 OPEN_S, HANDSHAKE_S, LINGER_S = C_OPEN_S, C_HANDSHAKE_S, C_LINGER_S
 # settle() is due again after so long while there are newcomers that have opened, or only others.
 SOON_S, LATER_S = 0.002, 0.05
@@ -145,15 +150,19 @@ cdef class Anteroom:
     cdef uint8_t answer[ANSWER_BYTES_MAX]
     cdef size_t answered
 
-    def __init__(self, lessons, *, digest, start, meet, ended, open_ok, close_ok, channel_open_ok, channel_close_ok):
+    def __init__(
+        self, lessons, *, digest, start, meet, ended, open_ok, close_ok, channel_open_ok,
+        channel_close_ok
+    ):
         """Begin with no newcomers and no listeners.
 
         `lessons`: the Lesson (session.py) of each key. `digest(data)` returns a key that tells
-        nothing of its data. `start()` returns the frame of connection.start. `meet(fd, host, port, said,
-        sent, reads, writes, rest, *facts)` makes a connection of a newcomer; the facts are the fields of
-        Newcomer. `ended(logged_in, was_open, channels)` hears that one has gone that opened so many
-        channels. The others are frames, those of channels without the first three bytes. Set `failed(listener, errno)`: it hears that accepting fails, and that the
-        listener is left.
+        nothing of its data. `start()` returns the frame of connection.start. `meet(fd, host, port,
+        said, sent, reads, writes, rest, *facts)` makes a connection of a newcomer; the facts are
+        the fields of Newcomer. `ended(logged_in, was_open, channels)` hears that one has gone that
+        opened so many channels. The others are frames, those of channels without the first three
+        bytes. Set `failed(listener, errno)`: it hears that accepting fails, and that the listener
+        is left.
         """
         self.lessons = lessons
         self.digest = digest
@@ -284,14 +293,16 @@ cdef class Anteroom:
         if who.state == CLOSING:
             return 0
         self.answered = 0
-        state, since, channels, channels_opened = who.state, who.since, who.channels, who.channels_opened
+        state, since = who.state, who.since
+        channels, channels_opened = who.channels, who.channels_opened
         plain = who.said + count <= SAID_BYTES_MAX
         while plain and at < <size_t> count:
             size = self.take(who, self.buffer + at, count - at)
             plain = size > 0
             at += size
         if not plain:  # all of this read is done by Python, as if it had not been looked at here
-            who.state, who.since, who.channels, who.channels_opened = state, since, channels, channels_opened
+            who.state, who.since = state, since
+            who.channels, who.channels_opened = channels, channels_opened
             self.give(who, PyBytes_FromStringAndSize(<char *> self.buffer, count))
             return 0
         memcpy(who.heard + who.said, self.buffer, at)
@@ -304,7 +315,10 @@ cdef class Anteroom:
         return 0
 
     cdef bint send_answer(self, Newcomer who) except -1:
-        """Send what is answered. Return False if the client is gone, or the kernel has no room for so little."""
+        """Send what is answered.
+
+        Return False if the client is gone, or the kernel has no room for so little.
+        """
         cdef ssize_t sent = 0
         if self.answered:
             with nogil:
@@ -315,7 +329,10 @@ cdef class Anteroom:
         return sent == <ssize_t> self.answered
 
     cdef size_t take(self, Newcomer who, const uint8_t *data, size_t size) except? 0:
-        """Answer what is plain at the beginning of these bytes. Return its length, 0 if it is not plain."""
+        """Answer what is plain at the beginning of these bytes.
+
+        Return its length, 0 if it is not plain.
+        """
         cdef size_t frame_bytes, payload_bytes
         cdef uint32_t channel, ids
         if self.answered > ANSWER_BYTES_MAX - 64:
@@ -359,7 +376,9 @@ cdef class Anteroom:
         return frame_bytes
 
     cdef bint log_in(self, Newcomer who, const uint8_t *data, size_t size) except -1:
-        who.key = self.digest(PyBytes_FromStringAndSize(<const char *> data, size) + b"\0" + who.host)
+        who.key = self.digest(
+            PyBytes_FromStringAndSize(<const char *> data, size) + b"\0" + who.host
+        )
         who.lesson = self.lessons.get(who.key)
         if who.lesson is None:
             return False
@@ -372,9 +391,13 @@ cdef class Anteroom:
         if size != TUNE_OK_BYTES:
             return False
         channels_max, frame_bytes_max = get16(data + 4), get32(data + 6)
-        if not (0 < channels_max <= self.channels_max and FRAME_BYTES_MIN <= frame_bytes_max <= self.frame_bytes_max):
+        if not (
+            0 < channels_max <= self.channels_max
+            and FRAME_BYTES_MIN <= frame_bytes_max <= self.frame_bytes_max
+        ):
             return False
-        who.channels_max, who.frame_bytes_max, who.heartbeat_s = channels_max, frame_bytes_max, get16(data + 10)
+        who.channels_max, who.frame_bytes_max = channels_max, frame_bytes_max
+        who.heartbeat_s = get16(data + 10)
         who.state = OPEN
         return True
 
@@ -395,16 +418,25 @@ cdef class Anteroom:
         who.since = clock()
         return True
 
-    cdef bint on_channel(self, Newcomer who, uint32_t channel, uint32_t ids, const uint8_t *data, size_t size) except -1:
-        """Answer channel.open and channel.close as amqp/connection.py does for channels that nobody uses."""
+    cdef bint on_channel(
+        self, Newcomer who, uint32_t channel, uint32_t ids, const uint8_t *data, size_t size
+    ) except -1:
+        """Answer channel.open and channel.close of channels that nobody uses.
+
+        The answers are those of amqp/connection.py.
+        """
         cdef uint64_t bit
         cdef bytes answer
         if channel > CHANNELS_MAX or channel > who.channels_max:
             return False
         bit = (<uint64_t> 1) << channel
         if ids == CHANNEL_OPEN_IDS:
-            if (who.channels & bit or size < CHANNEL_OPEN_BYTES_MIN or data[4] != size - CHANNEL_OPEN_BYTES_MIN
-                    or not is_ascii(data + 5, data[4])):
+            if (
+                who.channels & bit
+                or size < CHANNEL_OPEN_BYTES_MIN
+                or data[4] != size - CHANNEL_OPEN_BYTES_MIN
+                or not is_ascii(data + 5, data[4])
+            ):
                 return False
             who.channels_opened += 1
             answer = self.channel_open_ok
@@ -450,13 +482,18 @@ cdef class Anteroom:
         del self.newcomers[who.fd]
         self.unwatch(who.fd)
         facts = (
-            (0.0, who.key, who.lesson, who.vhost, who.channels_max, who.frame_bytes_max, who.heartbeat_s,
-             who.channels, who.channels_opened)
+            (
+                0.0, who.key, who.lesson, who.vhost, who.channels_max, who.frame_bytes_max,
+                who.heartbeat_s, who.channels, who.channels_opened
+            )
             if who.state == OPENED
             else (clock() - who.since, who.key, None, "", 0, 0, 0, 0, 0, who.state > START_OK)
         )
-        self.meet(who.fd, who.host.decode(), who.port, PyBytes_FromStringAndSize(<char *> who.heard, who.said),
-                  who.sent, who.reads, who.writes, rest, *facts)
+        self.meet(
+            who.fd, who.host.decode(), who.port,
+            PyBytes_FromStringAndSize(<char *> who.heard, who.said), who.sent, who.reads,
+            who.writes, rest, *facts
+        )
         return 0
 
     def meet_all(self):
@@ -489,5 +526,9 @@ cdef class Anteroom:
 
 
 cdef bint is_plain_close(const uint8_t *data, size_t size) noexcept nogil:
-    """Return whether this is a whole connection.close or channel.close with a text in plain letters."""
-    return size >= CLOSE_BYTES_MIN and data[6] == size - CLOSE_BYTES_MIN and is_ascii(data + 7, data[6])
+    """Return whether this is a whole connection.close or channel.close with plain letters."""
+    return (
+        size >= CLOSE_BYTES_MIN
+        and data[6] == size - CLOSE_BYTES_MIN
+        and is_ascii(data + 7, data[6])
+    )

@@ -1,5 +1,8 @@
 # cython: language_level=3
-"""What compiled code reads and changes of channels, consumers, limits and counters; hot_state.pyx says more."""
+"""Declare what compiled code reads and changes of channels, consumers, limits and counters.
+
+The classes are in hot_state.pyx.
+"""
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
@@ -77,7 +80,7 @@ cdef class AllotmentState:
     cdef public dict state
 
     cpdef bint use(self, int64_t count) except -1
-    cdef int place(self) except -1
+    cpdef int place(self) except -1
 
 
 cdef class ConsumingState:
@@ -120,8 +123,10 @@ cdef class UnackedState:
     cdef public Py_ssize_t count
 
     cdef Py_ssize_t find(self, uint64_t tag) noexcept
-    cdef int put(self, uint64_t first_tag, uint64_t count, object consumer, int64_t epoch, uint64_t first_number,
-                 double at) except -1
+    cdef int put(
+        self, uint64_t first_tag, uint64_t count, object consumer, int64_t epoch,
+        uint64_t first_number, double at
+    ) except -1
     cdef int drop_before(self, Py_ssize_t place) except -1
     cdef int cut(self, Py_ssize_t place, uint64_t first, uint64_t last) except -1
     cdef int make_room(self) except -1
@@ -240,4 +245,6 @@ cdef class SocketState:
     cpdef flush(self)
     cpdef write(self, data)
     cpdef mark_dirty(self)
-    cdef int write_later(self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit) except -1
+    cdef int write_later(
+        self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit
+    ) except -1

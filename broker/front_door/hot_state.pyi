@@ -100,6 +100,7 @@ class AllotmentState:
     gave_back: bool
     used_all: bool
     def use(self, count: int) -> bool: ...
+    def place(self) -> int: ...
 
 class ConsumingState:
     client: Any

@@ -1,10 +1,10 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The facts that the short way needs: of channels, consumers, sockets, links and counters.
 
-Each class here is the base of a Python class, which has all else of the same thing: Counts, Channel,
-Confirms, Limit, ConsumingChannel, Consumer, Unacked, Settles, ShardLink, Output, PassLoop, Spans and
-ClientSocket. A fact is in one of the two classes, never in both. Python reads and sets the attributes
-like any others; the short way (short_way.pyx) reads and sets them without Python.
+Each class here is the base of a Python class, which has all else of the same thing: Counts,
+Channel, Confirms, Limit, ConsumingChannel, Consumer, Unacked, Settles, ShardLink, Output, PassLoop,
+Spans and ClientSocket. A fact is in one of the two classes, never in both. Python reads and sets
+the attributes like any others; the short way (short_way.pyx) reads and sets them without Python.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -266,9 +266,17 @@ cdef class LimitState:
         cdef int64_t free = self.most - self.unacked - self.allotted
         cdef Py_ssize_t hungry = len(self.hungry)
         cdef AllotmentState turn = self.turn
-        if free < self.waits_for or not (hungry and len(self.holding) or free > 0 and (hungry or len(self.empty))):
+        if (
+            free < self.waits_for
+            or not (hungry and len(self.holding) or free > 0 and (hungry or len(self.empty)))
+        ):
             return C_NOTHING
-        if turn is None or now >= self.turn_ends or turn.state is not self.hungry or not turn.used_all:
+        if (
+            turn is None
+            or now >= self.turn_ends
+            or turn.state is not self.hungry
+            or not turn.used_all
+        ):
             return C_LEFT
         # An outer limit may have less, and what others hold may be needed.
         if len(turn.limits) != 1 or len(self.holding) or free < worth_a_grant(self.most):
@@ -285,7 +293,7 @@ cdef class AllotmentState:
     """The credit of the consumers at one shard: see `Allotment` in consume/credit.py."""
 
     cpdef bint use(self, int64_t count) except -1:
-        """Note deliveries as `Allotment.delivered` does; return whether the credit is used up."""
+        """Note deliveries; return whether the credit is used up."""
         cdef int64_t unused = self.allowed - self.used
         self.used += count
         if unused <= 0 or not self.limits:
@@ -298,8 +306,8 @@ cdef class AllotmentState:
         self.place()
         return True
 
-    cdef int place(self) except -1:
-        """Put the allotment into the list of its state, as `Allotment._place` does."""
+    cpdef int place(self) except -1:
+        """Put the allotment into the list of its state."""
         cdef LimitState home = <LimitState> self.limits[len(self.limits) - 1]
         cdef dict state
         if self.allowed > self.used:
@@ -325,8 +333,8 @@ cdef class ConsumerState:
     """The part of a consumer that a delivery needs.
 
     An assignment holds `held` deliveries that are not settled or, in a transaction, not committed;
-    `counted` of them count for `group_limit`, the limit of its group consumer. Those of a process of
-    its shard that is gone do not: they will come again.
+    `counted` of them count for `group_limit`, the limit of its group consumer. Those of a process
+    of its shard that is gone do not: they will come again.
     """
 
     cpdef hold(self, int64_t count):
@@ -357,7 +365,10 @@ cdef class UnackedState:
     def __dealloc__(self):
         free(self.spans)
 
-    def add(self, uint64_t first_tag, uint64_t count, consumer, int64_t epoch, uint64_t first_number, double at=0.0):
+    def add(
+        self, uint64_t first_tag, uint64_t count, consumer, int64_t epoch, uint64_t first_number,
+        double at=0.0
+    ):
         """Add deliveries that came from a shard at loop time `at`."""
         self.put(first_tag, count, consumer, epoch, first_number, at)
 
@@ -366,7 +377,10 @@ cdef class UnackedState:
         return self.find(tag) >= 0
 
     def cut_through(self, uint64_t tag):
-        """Take all deliveries up to `tag`, 0 means all there are. Return runs, None if `tag` is not outstanding."""
+        """Take all deliveries up to `tag`, 0 means all there are.
+
+        Return runs, None if `tag` is not outstanding.
+        """
         cdef Py_ssize_t last = self.find(tag) if tag else self.ended - 1
         cdef list taken = self.spans_before(last if tag else self.ended)
         if not tag:
@@ -380,7 +394,10 @@ cdef class UnackedState:
         return taken
 
     def cut_from(self, uint64_t first, uint64_t last):
-        """Take the tags from `first` up to `last` that are of one run. Return that, None if `first` is not outstanding."""
+        """Take the tags from `first` up to `last` that are of one run.
+
+        Return that, None if `first` is not outstanding.
+        """
         cdef Py_ssize_t place = self.find(first)
         if place < 0:
             return None
@@ -390,7 +407,10 @@ cdef class UnackedState:
         return run
 
     def all_runs(self):
-        """Return all runs, by tag: first and last tag, consumer, epoch, first number, and when they came."""
+        """Return all runs, by tag.
+
+        A run is (first tag, last tag, consumer, epoch, first number, when they came).
+        """
         return self.spans_before(self.ended)
 
     cdef list spans_before(self, Py_ssize_t end):
@@ -400,7 +420,10 @@ cdef class UnackedState:
             for place in range(self.begun, end)
         ]
 
-    def insert(self, uint64_t first_tag, uint64_t last_tag, consumer, int64_t epoch, uint64_t first_number, double at):
+    def insert(
+        self, uint64_t first_tag, uint64_t last_tag, consumer, int64_t epoch, uint64_t first_number,
+        double at
+    ):
         """Put a run back to its place among the others."""
         cdef Py_ssize_t place
         cdef Span *span
@@ -432,8 +455,10 @@ cdef class UnackedState:
         low -= 1
         return low if low >= self.begun and self.spans[low].last_tag >= tag else -1
 
-    cdef int put(self, uint64_t first_tag, uint64_t count, object consumer, int64_t epoch, uint64_t first_number,
-                 double at) except -1:
+    cdef int put(
+        self, uint64_t first_tag, uint64_t count, object consumer, int64_t epoch,
+        uint64_t first_number, double at
+    ) except -1:
         cdef Span *span
         self.count += count
         if self.begun != self.ended:
@@ -520,7 +545,10 @@ cdef class UnackedState:
 
     cdef tuple run_at(self, Py_ssize_t place, uint64_t first, uint64_t last):
         cdef Span *span = self.spans + place
-        return first, last, self.consumers[place], span.epoch, span.first_number + first - span.first_tag, span.at
+        return (
+            first, last, self.consumers[place], span.epoch,
+            span.first_number + first - span.first_tag, span.at
+        )
 
 
 cpdef int64_t acks_together(int64_t prefetch, bint counts_keys):
@@ -530,7 +558,11 @@ cpdef int64_t acks_together(int64_t prefetch, bint counts_keys):
     """
     if counts_keys:
         return 1
-    return min(<int64_t> C_TOGETHER_MAX, max(<int64_t> 1, prefetch // 2)) if prefetch else C_TOGETHER_MAX
+    return (
+        min(<int64_t> C_TOGETHER_MAX, max(<int64_t> 1, prefetch // 2))
+        if prefetch
+        else C_TOGETHER_MAX
+    )
 
 
 cpdef int64_t worth_a_grant(int64_t most):
@@ -554,10 +586,10 @@ cdef class SettlesState:
 
     `ranges` are (consumer number, kind, first and last delivery number). With the kind ALLOT these
     are the number of an allotment, what it is allowed, and what becomes of credit that is not used.
-    Neighbouring acks of a consumer are one range. When `due` is set they must not wait. `last_range`
-    is the index of the last range of acks, `acks` how many acks wait, both by consumer. `allots` has
-    allowed and mode by allotment. `hurries`: some acks are no part of a group consumer's. `shard` is
-    the bit of the shard.
+    Neighbouring acks of a consumer are one range. When `due` is set they must not wait.
+    `last_range` is the index of the last range of acks, `acks` how many acks wait, both by
+    consumer. `allots` has allowed and mode by allotment. `hurries`: some acks are no part of a
+    group consumer's. `shard` is the bit of the shard.
     """
 
     def __cinit__(self):
@@ -603,8 +635,8 @@ cdef class LinkState:
     `epoch` counts the processes of the shard, 0 before the first. `in_flight` are the bytes of
     publishes that the shard has not taken in. `settles` holds the settles to tell, `packing` who
     waits for the batch that is being packed. `credits` are the bytes of deliveries written, by
-    connection; with `credit_due` the shard is to be told of them. `batch` is the number of the batch
-    that was sent last. `sent` has (number, who waits) of the batches that are not confirmed.
+    connection; with `credit_due` the shard is to be told of them. `batch` is the number of the
+    batch that was sent last. `sent` has (number, who waits) of the batches that are not confirmed.
     `away_since` is the loop time at which the process of the shard was missed, or None. `sender` is
     how all its messages begin, behind their first byte. `outlet` takes in what is plain of them, if
     there is a short way.
@@ -626,7 +658,8 @@ cdef class LinkState:
             return
         weight = self.packer.weight(self.shard)
         batch = self.packer.take_parts(
-            self.shard, self.peer, self.incarnation, self.epoch, self.batch + 1, len(self.packing) > 0
+            self.shard, self.peer, self.incarnation, self.epoch, self.batch + 1,
+            len(self.packing) > 0
         )
         if type(batch) is bytes:
             size = len(<bytes> batch)
@@ -644,8 +677,13 @@ cdef class LinkState:
         cdef LaneState lane
         if isinstance(self.lane, LaneState):
             lane = <LaneState> self.lane
-            if lane.writes_ring and (
-                lane.writer.put(<bytes> batch) if type(batch) is bytes else lane.writer.put_parts(<list?> batch)
+            if (
+                lane.writes_ring
+                and (
+                    lane.writer.put(<bytes> batch)
+                    if type(batch) is bytes
+                    else lane.writer.put_parts(<list?> batch)
+                )
             ):
                 lane.writer.ring()
                 return 0
@@ -676,7 +714,8 @@ cdef class LinkState:
 cdef class LinksState:
     """The links by shard, what is packed for them, and which are to be told something else.
 
-    `freed` has the limits whose credit this pass has freed, as keys; `share_freed` gives it to others.
+    `freed` has the limits whose credit this pass has freed, as keys; `share_freed` gives it to
+    others.
     """
 
     def __cinit__(self):
@@ -703,7 +742,11 @@ cdef class LinksState:
         while shards:
             shard = 63 - __builtin_clzll(shards)
             shards ^= <uint64_t> 1 << shard
-            if not batch_bytes_min or due >> shard & 1 or self.packer.pending(shard) >= batch_bytes_min:
+            if (
+                not batch_bytes_min
+                or due >> shard & 1
+                or self.packer.pending(shard) >= batch_bytes_min
+            ):
                 (<LinkState> self.links[shard]).flush()
             else:
                 left = True
@@ -716,16 +759,20 @@ cdef class LinksState:
         while shards:
             shard = 63 - __builtin_clzll(shards)
             shards ^= <uint64_t> 1 << shard
-            if (<LinkState> self.links[shard]).in_flight + <int64_t> self.packer.pending(shard) >= C_WINDOW_BYTES:
+            if (
+                (<LinkState> self.links[shard]).in_flight + <int64_t> self.packer.pending(shard)
+                >= C_WINDOW_BYTES
+            ):
                 found.append(shard)
         return found
 
 
 cdef class OutputState:
-    """Bytes that wait for one socket, in `chunks`, and the credit that is due when they are written.
+    """The output of one socket: bytes that wait, and the credit that is due when they are written.
 
-    `pending` counts the bytes that the kernel has not taken, `written` those that it has, `writes`
-    the calls in which it took some. `has_room` is an event that somebody waits for, or None.
+    `chunks` are the bytes. `pending` counts the bytes that the kernel has not taken, `written`
+    those that it has, `writes` the calls in which it took some. `has_room` is an event that
+    somebody waits for, or None.
     """
 
     def __cinit__(self):
@@ -755,7 +802,10 @@ cdef class OutputState:
         cdef Py_ssize_t room
         if self._ended == self._room:
             if self._begun > self._ended // 2:
-                memmove(self._credits, self._credits + self._begun, (self._ended - self._begun) * sizeof(Credit))
+                memmove(
+                    self._credits, self._credits + self._begun,
+                    (self._ended - self._begun) * sizeof(Credit)
+                )
                 self._ended -= self._begun
                 self._begun = 0
             else:
@@ -819,12 +869,12 @@ cdef class OutputState:
 cdef class PassState:
     """The pass of the loop: what was read, who has output, and whose publishes it took.
 
-    `now` is the loop time at which the pass began. `end_scheduled`: its end comes by itself. `reads`
-    counts the reads of the pass, which all go into `read_buffer`. `dirty` are the clients with
-    output, `confirms_due` the channels with an answer to their publisher, `feeders` the clients that
-    published, each with a bit for each shard that it fed. `held` has for each shard the clients that
-    are not read until the shard has room. `looks`: a look before the loop sleeps is scheduled.
-    `beside` does what the shard of this process has to do, if there is one.
+    `now` is the loop time at which the pass began. `end_scheduled`: its end comes by itself.
+    `reads` counts the reads of the pass, which all go into `read_buffer`. `dirty` are the clients
+    with output, `confirms_due` the channels with an answer to their publisher, `feeders` the
+    clients that published, each with a bit for each shard that it fed. `held` has for each shard
+    the clients that are not read until the shard has room. `looks`: a look before the loop sleeps
+    is scheduled. `beside` does what the shard of this process has to do, if there is one.
     """
 
     def __cinit__(self):
@@ -892,7 +942,10 @@ cdef class PassState:
         cdef SocketState client
         cdef int shard
         for shard in self.links.crowded(self._fed):
-            self.hold(shard, [each for each in self.feeders if (<SocketState> each).fed_shards >> shard & 1])
+            self.hold(
+                shard,
+                [each for each in self.feeders if (<SocketState> each).fed_shards >> shard & 1]
+            )
         self._fed = 0
         for client in self.feeders:
             client.fed_shards = 0
@@ -950,7 +1003,9 @@ cdef class SocketState:
             if not self.loop.end_scheduled:
                 self.loop.schedule_end_of_pass()
 
-    cdef int write_later(self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit) except -1:
+    cdef int write_later(
+        self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit
+    ) except -1:
         """Write deliveries at the end of the pass, then give `credit` bytes back to the shard."""
         if self.closing or self.lost:
             (<LinkState> self.link_of[shard]).credit(epoch, self.id, credit)

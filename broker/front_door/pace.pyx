@@ -1,13 +1,13 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Decide when a front door lets small reads, or small batches of large reads, pile up.
 
 Clients that write one message at a time would turn each into a wake-up of every process on its way.
 While reads are small and come fast, passes keep a distance, so that many of them make a batch. The
 distance is short as long as small passes leave most of the processor to others, and up to a tick
 when they do not. A client that sends rarely never waits. Neither does a client that sends one
-message and waits for its answer: nothing would join that message, however long it waited. Nor does a
-client that is the only one to send, unless it sends much: then larger batches take far less of the
-processor than smaller ones, and without them only its latency counts.
+message and waits for its answer: nothing would join that message, however long it waited. Nor does
+a client that is the only one to send, unless it sends much: then larger batches take far less of
+the processor than smaller ones, and without them only its latency counts.
 
 Times are in seconds. `now` is of one clock, `busy` is the processor time that this thread has had.
 tests/reference/pace.py is the same in plain Python.
@@ -92,7 +92,10 @@ cdef class Pace:
         if self._at_once:
             self._at_once -= 1
         elif may_wait and self._small_reads and busy >= 0 and self._busy_then >= 0:
-            wait = self._last_pass + min(self._tick_s, C_TIMES_ITS_WORK * (busy - self._busy_then)) - now
+            wait = (
+                self._last_pass + min(self._tick_s, C_TIMES_ITS_WORK * (busy - self._busy_then))
+                - now
+            )
         if self._company:
             self._company -= 1
         self._waited = wait > 0

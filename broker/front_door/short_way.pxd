@@ -6,8 +6,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from shardmq.broker.amqp.frames cimport Incoming
 from shardmq.broker.amqp.octets cimport Row
 from shardmq.broker.front_door.hot_state cimport (
-    AllotmentState, ConfirmsState, ConsumerState, Due, LinkState, MessageCounts, PassState, PublishingState, SocketState, SpansState,
-    UnackedState,
+    AllotmentState, ConfirmsState, ConsumerState, Due, LinkState, MessageCounts, PassState,
+    PublishingState, SocketState, SpansState, UnackedState,
 )
 from shardmq.shardd.wire.packer cimport Packer
 from shardmq.shardd.wire.ring cimport Taker
@@ -55,12 +55,16 @@ cdef class Inlet:
     cdef int take_plain(self, const uint8_t *base, size_t end) except -1
     cdef int take_bytes(self, const uint8_t *base, size_t end) except -1
     cdef size_t publish(self, const uint8_t *base, Row *rows, size_t count, size_t behind) except? 0
-    cdef int note(self, PublishingState channel, ConfirmsState confirms, Row *rows, size_t count) except -1
+    cdef int note(
+        self, PublishingState channel, ConfirmsState confirms, Row *rows, size_t count
+    ) except -1
     cdef bint answer_channel(self, const uint8_t *base, size_t *position, size_t end) except -1
     cdef bint settle(self, const uint8_t *base, size_t *position, size_t end) except -1
     cdef bint settle_range(self, UnackedState unacked, uint64_t first, uint64_t last) except -1
     cdef bint settle_through(self, UnackedState unacked, uint64_t tag) except -1
-    cdef int tell(self, UnackedState unacked, Py_ssize_t place, uint64_t first, uint64_t last) except -1
+    cdef int tell(
+        self, UnackedState unacked, Py_ssize_t place, uint64_t first, uint64_t last
+    ) except -1
 
 
 cdef class Outlet(Taker):

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The short way of a front door: what is plain is done here, without Python.
 
 Most bytes of most clients are publishes whose route is known, acks and heartbeats, and most
@@ -17,20 +17,21 @@ free, if the shard that used the last of it has the turn. Python divides all oth
 and deliveries of sampled traces (publish/spans.py) are Python's. From the ring of a shard an Outlet
 also takes confirms of whole batches and room for publishes.
 
-**What is not plain** is left alone. An inlet stops before the first frame that is not plain, at once,
-and has changed nothing for this frame; the caller gives the bytes from there on to the AMQP library
-and Python does all that the library makes of them, errors included. `Outlet` hands a section that
-is not plain to Python as it is. So every rule is written once, in Python, and the short way only
-says when nothing but the usual can happen.
+**What is not plain** is left alone. An inlet stops before the first frame that is not plain, at
+once, and has changed nothing for this frame; the caller gives the bytes from there on to the AMQP
+library and Python does all that the library makes of them, errors included. `Outlet` hands a
+section that is not plain to Python as it is. So every rule is written once, in Python, and the
+short way only says when nothing but the usual can happen.
 
 **What Python sees.** There are no tables beside those of Python: channels, consumers, limits, links
 and counters, what is unacknowledged, unconfirmed or to be told to a shard are kept by compiled base
 classes (hot_state.pyx) of the Python classes.
 
-**To add a feature** that concerns publishes, acks or deliveries: write it in Python, and see that the
-short way leaves what it concerns alone. A publish is left alone if the packer stops at it, so a route
-of the kind CALLER is enough. An ack is judged by `Inlet.settle`, a delivery by `is_plain_delivery`.
-tests/connections/test_short_way.py plays random histories both ways; have it play the feature, too.
+**To add a feature** that concerns publishes, acks or deliveries: write it in Python, and see that
+the short way leaves what it concerns alone. A publish is left alone if the packer stops at it, so a
+route of the kind CALLER is enough. An ack is judged by `Inlet.settle`, a delivery by
+`is_plain_delivery`. tests/connections/test_short_way.py plays random histories both ways; have it
+play the feature, too.
 
 `SHARDMQ_FASTPATH=0` in the environment switches the short way off (shardd/wire/short_ways.py).
 """
@@ -43,11 +44,14 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from shardmq.broker.amqp.contents cimport deliveries_of
-from shardmq.broker.amqp.frames cimport STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes, has_context
+from shardmq.broker.amqp.frames cimport (
+    STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes, has_context,
+)
 from shardmq.broker.amqp.octets cimport Row, get16, get32, get64
 from shardmq.broker.front_door.hot_state cimport (
-    AllotmentState, ConfirmsState, ConsumerState, ConsumingState, Due, LimitState, LinkState, MessageCounts, PassState,
-    PublishingState, SettlesState, SocketState, Span, SpansState, UnackedState, Waiting, acks_together,
+    AllotmentState, ConfirmsState, ConsumerState, ConsumingState, Due, LimitState, LinkState,
+    MessageCounts, PassState, PublishingState, SettlesState, SocketState, Span, SpansState,
+    UnackedState, Waiting, acks_together,
 )
 from shardmq.broker.front_door.hot_state import NO_HURRY
 from shardmq.shardd.wire.packer cimport PACKED_ALL, PACKED_CHANNEL, Packer
@@ -119,13 +123,15 @@ cdef inline uint64_t now_ms() noexcept nogil:
 cdef class ShortWay:
     """The short way of one front door."""
 
-    def __init__(self, links, counts, alarms, consuming, loop, *, open_state, reply_queues, set_timestamp=False,
-                 SpansState spans=None):
+    def __init__(
+        self, links, counts, alarms, consuming, loop, *, open_state, reply_queues,
+        set_timestamp=False, SpansState spans=None
+    ):
         """Begin with the parts of the front door.
 
-        `open_state` is the state of a connection that is open, `reply_queues` what the names of direct
-        reply-to queues begin with. `set_timestamp`: each publish is stamped with the time at which it
-        came, which Python does. `spans`: what takes part in a trace is Python's.
+        `open_state` is the state of a connection that is open, `reply_queues` what the names of
+        direct reply-to queues begin with. `set_timestamp`: each publish is stamped with the time at
+        which it came, which Python does. `spans`: what takes part in a trace is Python's.
         """
         self.packer = links.packer
         self.counts = counts
@@ -159,7 +165,10 @@ cdef class ShortWay:
         return made
 
     cdef bint is_in_limit(self, ConsumerState consumer):
-        """Return whether the limit of the channel counts what a consumer holds (Consumer.is_in_limit)."""
+        """Return whether the limit of the channel counts what a consumer holds.
+
+        Consumer.is_in_limit decides the same for Python.
+        """
         cdef str name
         if consumer.group is not None:
             return True
@@ -202,9 +211,9 @@ cdef class ShortWay:
     def inlet(self, socket, channels, waiting, cache, failed):
         """Return the short way of a connection that is open.
 
-        `socket` is its ClientSocket, `channels` its channels by number, `waiting` those with work that
-        is not done, `cache` the RouteCache of its user. `failed` ends the connection for an error of
-        ours, which it is given.
+        `socket` is its ClientSocket, `channels` its channels by number, `waiting` those with work
+        that is not done, `cache` the RouteCache of its user. `failed` ends the connection for an
+        error of ours, which it is given.
         """
         cdef Inlet made = Inlet.__new__(Inlet)
         made.way = self
@@ -225,8 +234,9 @@ cdef class Inlet:
     After a call of `take`, `things` is how many publishes and acks it took and `fed` has a bit for
     each shard that got a publish. `published`: the client has published something.
 
-    An error that nobody foresaw ends the connection, as one in Python's way does. The bytes that were
-    not taken then go Python's way, which looks in them for the answer of the client to the end.
+    An error that nobody foresaw ends the connection, as one in Python's way does. The bytes that
+    were not taken then go Python's way, which looks in them for the answer of the client to the
+    end.
     """
 
     def readable(self):
@@ -276,11 +286,18 @@ cdef class Inlet:
 
     cdef bint is_plain(self):
         """Return whether a read of this client may have something plain."""
-        return self.amqp.state is self.way.open_state and not PySet_GET_SIZE(self.waiting) and not self.amqp.has_unread() \
+        return (
+            self.amqp.state is self.way.open_state
+            and not PySet_GET_SIZE(self.waiting)
+            and not self.amqp.has_unread()
             and not self.way.alarms.text
+        )
 
     def take(self, buffer not None, size_t end):
-        """Do what is plain of the first `end` bytes of a read. Return where the first frame begins that is not."""
+        """Do what is plain of the first `end` bytes of a read.
+
+        Return where the first frame begins that is not.
+        """
         cdef Py_buffer view
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
         try:
@@ -313,15 +330,20 @@ cdef class Inlet:
         while self.taken < end:
             at = self.taken
             if base[at] == HEARTBEAT_FRAME:
-                if end - at < HEARTBEAT_BYTES or get16(base + at + 1) or get32(base + at + 3) or base[at + 7] != FRAME_END:
+                if (
+                    end - at < HEARTBEAT_BYTES
+                    or get16(base + at + 1)
+                    or get32(base + at + 3)
+                    or base[at + 7] != FRAME_END
+                ):
                     break
                 self.taken += HEARTBEAT_BYTES
                 continue
             behind = at
             count = find_publishes(
                 base, &behind, end, <const uint8_t *> PyByteArray_AS_STRING(amqp.channels),
-                PyByteArray_GET_SIZE(amqp.channels), amqp.received_frame_bytes_max, amqp.message_bytes_max, &rows, &why,
-                &needed,
+                PyByteArray_GET_SIZE(amqp.channels), amqp.received_frame_bytes_max,
+                amqp.message_bytes_max, &rows, &why, &needed,
             )
             if count:
                 self.taken = self.publish(base, rows, count, behind)
@@ -336,7 +358,10 @@ cdef class Inlet:
         return 0
 
     cdef bint answer_channel(self, const uint8_t *base, size_t *position, size_t end) except -1:
-        """Answer the opening or closing of a channel that nobody uses. Return whether there is one at `position`."""
+        """Answer the opening or closing of a channel that nobody uses.
+
+        Return whether there is one at `position`.
+        """
         cdef SocketState socket = self.socket
         cdef size_t taken = 0
         cdef bytes answer
@@ -354,8 +379,13 @@ cdef class Inlet:
 
     # -- publishes ---------------------------------------------------------------------------------
 
-    cdef size_t publish(self, const uint8_t *base, Row *rows, size_t count, size_t behind) except? 0:
-        """Pack publishes. Return where the first begins that was not packed, or `behind` all of them."""
+    cdef size_t publish(
+        self, const uint8_t *base, Row *rows, size_t count, size_t behind
+    ) except? 0:
+        """Pack publishes.
+
+        Return where the first begins that was not packed, or `behind` all of them.
+        """
         cdef ShortWay way = self.way
         cdef PublishingState channel
         cdef ConfirmsState confirms
@@ -364,8 +394,13 @@ cdef class Inlet:
         cdef int why = PACKED_CHANNEL
         if way.stamps or self.vhost != <str> way.links.vhost:
             return rows[0].line_off - BEFORE_LINE
-        if way.spans is not None and (
-                count > way.spans.until_chosen or has_context(base + rows[0].line_off, behind - rows[0].line_off)):
+        if (
+            way.spans is not None
+            and (
+                count > way.spans.until_chosen
+                or has_context(base + rows[0].line_off, behind - rows[0].line_off)
+            )
+        ):
             return rows[0].line_off - BEFORE_LINE
         way.packer.far_queue = 0
         while plain < count and rows[plain].body_len <= PLAIN_BODY_BYTES_MAX:
@@ -386,7 +421,9 @@ cdef class Inlet:
                 at = stopped
         return behind if at == count else rows[at].line_off - BEFORE_LINE
 
-    cdef int note(self, PublishingState channel, ConfirmsState confirms, Row *rows, size_t count) except -1:
+    cdef int note(
+        self, PublishingState channel, ConfirmsState confirms, Row *rows, size_t count
+    ) except -1:
         """Count publishes of a channel that were packed just now, and see to their confirms."""
         cdef ShortWay way = self.way
         cdef uint64_t touched = way.packer.touched
@@ -414,7 +451,9 @@ cdef class Inlet:
     # -- acks --------------------------------------------------------------------------------------
 
     cdef bint settle(self, const uint8_t *base, size_t *position, size_t end) except -1:
-        """Settle the acks of one channel from `position` on, which moves behind them. Return whether there were some.
+        """Settle the acks of one channel from `position` on, which moves behind them.
+
+        Return whether there were some.
 
         Acks of tags that follow each other are settled together.
         """
@@ -424,7 +463,8 @@ cdef class Inlet:
         cdef UnackedState unacked
         cdef const uint8_t *p
         cdef size_t at = position[0], settled = at  # behind the last frame that is settled
-        cdef uint64_t first = 0, last = 0, tag  # of acks that are not settled yet; none if `first` is 0
+        # The range of acks that are not settled yet; there is none while `first` is 0.
+        cdef uint64_t first = 0, last = 0, tag
         cdef bint multiple, moved
         if channel is None or not channel.is_open or channel.transaction is not None:
             return False
@@ -466,7 +506,10 @@ cdef class Inlet:
             return False
         while unacked.spans[at].last_tag < last:
             at += 1
-            if at == unacked.ended or unacked.spans[at].first_tag != unacked.spans[at - 1].last_tag + 1:
+            if (
+                at == unacked.ended
+                or unacked.spans[at].first_tag != unacked.spans[at - 1].last_tag + 1
+            ):
                 return False
         while tag <= last:
             place = unacked.find(tag)
@@ -483,13 +526,17 @@ cdef class Inlet:
         if last < 0:
             return False
         for at in range(unacked.begun, last + 1):
-            self.tell(unacked, at, unacked.spans[at].first_tag, min(tag, unacked.spans[at].last_tag))
+            self.tell(
+                unacked, at, unacked.spans[at].first_tag, min(tag, unacked.spans[at].last_tag)
+            )
         unacked.drop_before(last)
         unacked.cut(unacked.begun, unacked.spans[unacked.begun].first_tag, tag)
         self.things += 1
         return True
 
-    cdef int tell(self, UnackedState unacked, Py_ssize_t place, uint64_t first, uint64_t last) except -1:
+    cdef int tell(
+        self, UnackedState unacked, Py_ssize_t place, uint64_t first, uint64_t last
+    ) except -1:
         """Count settled deliveries of one span, and tell their shard soon."""
         cdef ShortWay way = self.way
         cdef Span *span = unacked.spans + place
@@ -525,7 +572,10 @@ cdef class Outlet(Taker):
     """
 
     def __call__(self, message not None):
-        """Handle a DELIVER. Raises ValueError, and does nothing, if it is not of the length that it says."""
+        """Handle a DELIVER.
+
+        Raises ValueError, and does nothing, if it is not of the length that it says.
+        """
         cdef Py_buffer view
         PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
         try:
@@ -565,7 +615,7 @@ cdef class Outlet(Taker):
         return True
 
     cdef bint credit(self, const uint8_t *message, size_t size) except -1:
-        """Note what the shard has taken in of the publishes, and read those again who wait for room."""
+        """Note what the shard has taken in, and read publishers that wait for room again."""
         cdef LinkState link = self.link
         cdef PassState loop = self.way.loop
         cdef size_t at = HEADER_BYTES
@@ -579,10 +629,12 @@ cdef class Outlet(Taker):
         return True
 
     cdef bint deliver_all(self, const uint8_t *p, size_t size, message) except -1:
-        """Deliver the sections of a DELIVER, which is whole; return False if its first is not plain.
+        """Deliver the sections of a DELIVER, which is whole.
 
-        Python gets sections that are not plain of `message`, or of a copy if `message` is None. With
-        a `message`, Python gets the first section, too. A large message is not copied.
+        Return False if its first is not plain.
+
+        Python gets sections that are not plain of `message`, or of a copy if `message` is None.
+        With a `message`, Python gets the first section, too. A large message is not copied.
         """
         cdef size_t at = DELIVER_HEADER
         cdef uint32_t count, i, length, messages
@@ -610,7 +662,10 @@ cdef class Outlet(Taker):
         return True
 
     cdef bint deliver_plain(self, const uint8_t *section, uint32_t size) except -1:
-        """Deliver a section with `size` bytes of messages; return False, and do nothing, if it is not plain."""
+        """Deliver a section with `size` bytes of messages.
+
+        Return False, and do nothing, if it is not plain.
+        """
         cdef ShortWay way = self.way
         cdef uint32_t number, count, zero
         cdef uint16_t flags
@@ -626,16 +681,22 @@ cdef class Outlet(Taker):
         memcpy(&first_number, section + 16, 8)
         memcpy(&zero, section + 28, 4)
         consumer = way.consumers.get(number)
-        if consumer is None or not is_plain_delivery(consumer) or flags & ~REDELIVERED or zero or \
-                size > <uint64_t> PLAIN_BODY_BYTES_MAX * count or way.deliveries.tracing is not None or \
-                way.spans is not None and has_context(section + SECTION, size):
+        if (
+            consumer is None
+            or not is_plain_delivery(consumer)
+            or flags & ~REDELIVERED
+            or zero
+            or size > <uint64_t> PLAIN_BODY_BYTES_MAX * count
+            or way.deliveries.tracing is not None
+            or way.spans is not None and has_context(section + SECTION, size)
+        ):
             return False
         channel, client = consumer.channel, consumer.client
         socket, tag = client.socket, channel.next_tag
         try:
             data = deliveries_of(
-                section + SECTION, size, count, channel.number, consumer.tag_bytes, tag, flags & REDELIVERED,
-                socket.frame_bytes_max,
+                section + SECTION, size, count, channel.number, consumer.tag_bytes, tag,
+                flags & REDELIVERED, socket.frame_bytes_max,
             )
         except ValueError:
             return False

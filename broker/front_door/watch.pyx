@@ -1,15 +1,15 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Run the passes of a front door over the sockets and rings that are plain, without Python.
 
-The event loop of a front door would call a Python function for each socket that is readable, for the
-end of the pass, and for each bell of a shard that rings. A `Watch` has one epoll descriptor for the
-sockets of all clients that go the short way and for the bells of all lanes, and the event loop
+The event loop of a front door would call a Python function for each socket that is readable, for
+the end of the pass, and for each bell of a shard that rings. A `Watch` has one epoll descriptor for
+the sockets of all clients that go the short way and for the bells of all lanes, and the event loop
 watches this descriptor alone. What is rare stays with the event loop: timers, listeners, the
 controller, ZeroMQ, TLS, connections that are not open yet, sockets whose kernel takes no more.
 
-A pass takes in what the shards say first, then reads each socket once, and ends. What an Inlet or an
-Outlet leaves goes Python's way at once, in its place among the rest. Behind a pass the watch may look
-at rings and sockets again before the event loop sleeps (shardd/wire/spin.py).
+A pass takes in what the shards say first, then reads each socket once, and ends. What an Inlet or
+an Outlet leaves goes Python's way at once, in its place among the rest. Behind a pass the watch may
+look at rings and sockets again before the event loop sleeps (shardd/wire/spin.py).
 """
 
 from cpython.list cimport PyList_GET_SIZE
@@ -20,8 +20,8 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from shardmq.broker.front_door.hot_state cimport LinkState, PassState
 from shardmq.broker.front_door.short_way cimport Inlet
 from shardmq.shardd.wire.polling cimport (
-    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, POLLIN, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
-    pollfd, ppoll,
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, POLLIN, epoll_create1, epoll_ctl,
+    epoll_event, epoll_wait, pollfd, ppoll,
 )
 from shardmq.shardd.wire.ring cimport LaneState
 
@@ -99,8 +99,8 @@ cdef class Watch:
     def hear(self, int fd, LinkState link not None, LaneState lane not None, rung, rest):
         """Take in what a shard says when it rings.
 
-        `rung` does all that a bell asks for, while the lane does not use its rings yet. `rest` takes
-        so many messages that are not plain, and comes back for those that are left.
+        `rung` does all that a bell asks for, while the lane does not use its rings yet. `rest`
+        takes so many messages that are not plain, and comes back for those that are left.
         """
         cdef Bell bell = Bell.__new__(Bell)
         bell.fd, bell.link, bell.lane = fd, link, lane
@@ -125,7 +125,8 @@ cdef class Watch:
             raise ValueError("no descriptor")
         while PyList_GET_SIZE(self.places) <= fd:
             self.places.append(None)
-        # A place without `leave` tells nothing: its descriptor may be closed, and the number be another one's.
+        # A place without `leave` tells nothing: its descriptor may be closed, and the number be
+        # another one's.
         event.events = EPOLLIN
         event.data.fd = fd
         if epoll_ctl(self.fd, EPOLL_CTL_ADD, fd, &event) < 0 and errno != EEXIST:
@@ -164,13 +165,18 @@ cdef class Watch:
         most_ns = loop.spin.most_ns(<long> (seconds() * 1e9), behind)
         if not most_ns:
             return NOTHING
-        found, took_ns = look_again([(<Bell> bell).lane.reader for bell in self.bells], self.loop_fd, most_ns)
+        found, took_ns = look_again(
+            [(<Bell> bell).lane.reader for bell in self.bells], self.loop_fd, most_ns
+        )
         loop.spin.looked(took_ns, found != 0, behind)
         did = self.run_pass(True)
         return did if found else NOTHING
 
     cdef int run_pass(self, bint looked) except -1:
-        """Run a pass and return what it did. After a look, no bell rings for what the rings have."""
+        """Run a pass and return what it did.
+
+        After a look, no bell rings for what the rings have.
+        """
         cdef epoll_event events[EVENTS_MAX]
         cdef PassState loop = self.loop
         cdef int count = epoll_wait(self.fd, events, EVENTS_MAX, 0), did = NOTHING, i
@@ -222,7 +228,10 @@ cdef class Watch:
         return 0
 
     cdef int take(self, Bell bell) except -1:
-        """Take in what is in the ring of a shard, and have the bell rung for more; return whether there was some."""
+        """Take in what is in the ring of a shard, and have the bell rung for more.
+
+        Return whether there was some.
+        """
         cdef LaneState lane = bell.lane
         cdef LinkState link = bell.link
         cdef bint left

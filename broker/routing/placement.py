@@ -12,12 +12,17 @@ from shardmq.broker.routing.hashing import hash64, jump
 
 
 class NodeShards(NamedTuple):
-    """A node of a cluster: its number and name, its shards in order, and whether it is alive."""
+    """A node of a cluster: its number and name, its shards in order, and whether it is alive.
+
+    `shards` are those that the node leads now. `homes` is the number of those that it has claimed:
+    it stays when other nodes lead them for a while. None: the two are the same.
+    """
 
     number: int
     name: str
     shards: tuple[int, ...]
     is_alive: bool = True
+    homes: int | None = None
 
 
 class Places(NamedTuple):
@@ -25,10 +30,12 @@ class Places(NamedTuple):
 
     shards: in order.
     nodes: in the order of their numbers, also those that are down; none without a cluster.
+    away: the shards of nodes that are down.
     """
 
     shards: tuple[int, ...]
     nodes: tuple[NodeShards, ...] = ()
+    away: frozenset[int] = frozenset()
 
     @property
     def shard_count(self) -> int:
@@ -87,7 +94,12 @@ class Placement:
             return Places(self._shards)
         nodes = tuple(node for node in self._nodes if node.name not in drained)
         shards = _alive(nodes)
-        return Places(shards, nodes) if shards else Places(_alive(self._nodes), self._nodes)
+        away = frozenset(
+            shard for node in self._nodes if not node.is_alive for shard in node.shards
+        )
+        if not shards:
+            return Places(_alive(self._nodes), self._nodes, away)
+        return Places(shards, nodes, away)
 
 
 def _alive(nodes: Iterable[NodeShards]) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Topic patterns as a trie of words: `*` is one word, `#` any number of words or none.
 
-A key is followed word by word through the set of places that it can be at, each place at most once. So a pattern of many
-`#` costs as much as its length, however many ways it has. The slow twin is tests/reference/topic.py.
+A key is followed word by word through the set of places that it can be at, each place at most once.
+So a pattern of many `#` costs as much as its length, however many ways it has. The slow twin is
+tests/reference/topic.py.
 """
 
 from libc.stdint cimport uint64_t
@@ -24,7 +25,9 @@ cdef class _Place:
     cdef uint64_t seen
 
     cdef bint is_bare(self):
-        return self.words is None and self.star is None and self.hash is None and self.targets is None
+        return (
+            self.words is None and self.star is None and self.hash is None and self.targets is None
+        )
 
 
 cdef list _words(str text):

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The list of ready entries, for compiled code that adds and takes entries without an array."""
+"""Declare the list of ready entries, for compiled code that uses no array."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 

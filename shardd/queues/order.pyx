@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Keep the orders in which the messages of a queue wait: `Ready` by place, `DueOrder` by time.
 
 An entry is a u64 (see entry.py). Entries ascend by position (`entry & ~15`). The functions at the
@@ -63,7 +63,11 @@ cdef size_t encode(const uint64_t *entries, uint32_t count, uint8_t *to) noexcep
         while j < count and entries[j] == entries[j - 1] + (distance << 4):
             j += 1
         before = entries[j - 1] >> 4
-        at = put_varint(at, distance << 2 | (REPEATED if j > i + 1 else 0) | (CHANGED if entries[i] & 15 != flags else 0))
+        at = put_varint(
+            at,
+            distance << 2 | (REPEATED if j > i + 1 else 0)
+            | (CHANGED if entries[i] & 15 != flags else 0)
+        )
         if entries[i] & 15 != flags:
             flags = entries[i] & 15
             at[0] = <uint8_t> flags
@@ -218,7 +222,10 @@ cdef class Ready:
         self.push_all(<uint64_t *> entries.data.as_ulonglongs, len(entries))
 
     cdef int push_all(self, uint64_t *data, Py_ssize_t count) except -1:
-        return self.push(data, count, SMALL_ENTRIES if self.tail == NULL and count <= SMALL_ENTRIES else CHUNK_ENTRIES)
+        return self.push(
+            data, count,
+            SMALL_ENTRIES if self.tail == NULL and count <= SMALL_ENTRIES else CHUNK_ENTRIES
+        )
 
     cdef const uint64_t *plain_head(self, Py_ssize_t *count) noexcept:
         """Return the first entries, as far as they lie together and are not packed.
@@ -344,7 +351,10 @@ cdef class Ready:
         cdef uint32_t low, high, middle
         while chunk != NULL:
             high = chunk.end - chunk.start
-            if high and ((chunk.last if chunk.packed else entries_of(chunk)[high - 1]) & PLACE) >= place:
+            if (
+                high
+                and ((chunk.last if chunk.packed else entries_of(chunk)[high - 1]) & PLACE) >= place
+            ):
                 unpack(chunk)
                 data = entries_of(chunk)
                 low = 0
@@ -371,7 +381,10 @@ cdef class Ready:
         cdef Py_ssize_t before = self.count_before(last & PLACE)
         cdef array all = merged(entries, self.peek(before))
         cdef Ready front = Ready()
-        front.push(<uint64_t *> all.data.as_ulonglongs, more + before, <uint32_t> min(more + before, <Py_ssize_t> CHUNK_ENTRIES))
+        front.push(
+            <uint64_t *> all.data.as_ulonglongs, more + before,
+            <uint32_t> min(more + before, <Py_ssize_t> CHUNK_ENTRIES)
+        )
         self.drop(before)
         self.put_in_front(front)
 
@@ -553,8 +566,10 @@ def total(array sizes not None):
     return found
 
 
-def judge(const uint64_t[::1] entries not None, const uint64_t[::1] facts, const uint64_t[::1] times,
-          uint64_t now, ttl, unsigned int levels):
+def judge(
+    const uint64_t[::1] entries not None, const uint64_t[::1] facts, const uint64_t[::1] times,
+    uint64_t now, ttl, unsigned int levels
+):
     """Return the fact that the queue keeps of each new message, and the entries by priority.
 
     `facts` is what the publishers said, `priority << 56 | expires_at_ms`, or None if nothing.
@@ -566,11 +581,16 @@ def judge(const uint64_t[::1] entries not None, const uint64_t[::1] facts, const
     cdef Py_ssize_t count = entries.shape[0], i
     cdef array kept = clone(ENTRIES, count, False), part
     cdef uint64_t *to = <uint64_t *> kept.data.as_ulonglongs
-    cdef uint64_t fact, expiry, own, priority, ttl_ms = 0 if ttl is None else min(ttl, <uint64_t> EXPIRY)
+    cdef uint64_t fact, expiry, own, priority
+    cdef uint64_t ttl_ms = 0 if ttl is None else min(ttl, <uint64_t> EXPIRY)
     cdef bint has_ttl = ttl is not None
     cdef Py_ssize_t[256] found
     cdef list parts = []
-    if levels > 255 or (facts is not None and facts.shape[0] != count) or (times is not None and times.shape[0] != count):
+    if (
+        levels > 255
+        or (facts is not None and facts.shape[0] != count)
+        or (times is not None and times.shape[0] != count)
+    ):
         raise ValueError("a fact and a time for each entry, and at most 255 levels")
     memset(found, 0, sizeof(found))
     for i in range(count):
@@ -592,7 +612,10 @@ def judge(const uint64_t[::1] entries not None, const uint64_t[::1] facts, const
     return kept, parts
 
 
-cdef void pick(const uint64_t *entries, const uint64_t *facts, Py_ssize_t count, uint64_t priority, uint64_t *to) noexcept:
+cdef void pick(
+    const uint64_t *entries, const uint64_t *facts, Py_ssize_t count, uint64_t priority,
+    uint64_t *to
+) noexcept:
     """Copy the entries whose facts have this priority."""
     cdef Py_ssize_t i
     for i in range(count):

@@ -1,11 +1,12 @@
 # cython: language_level=3
-"""The numbers and parts of a queue, its consumers and their windows, as compiled code reads them."""
+"""Declare the numbers and parts of queues, consumers and windows, for compiled code."""
 
 from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef class Counters:
-    cdef public unsigned long long acked, delivered, delivered_auto, got, got_auto, got_empty, let_go
+    cdef public unsigned long long acked, delivered, delivered_auto, got, got_auto, got_empty
+    cdef public unsigned long long let_go
     cdef public unsigned long long published, redelivered, repeated
 
 
@@ -26,8 +27,12 @@ cdef class Unacked:
     cdef public Py_ssize_t count
 
     cdef int resize(self, Py_ssize_t places) except -1
-    cdef int append(self, const uint64_t *entries, const uint32_t *sizes, Py_ssize_t count) except -1
-    cdef bint range_of(self, uint64_t first, uint64_t last, Py_ssize_t *start, Py_ssize_t *stop) noexcept
+    cdef int append(
+        self, const uint64_t *entries, const uint32_t *sizes, Py_ssize_t count
+    ) except -1
+    cdef bint range_of(
+        self, uint64_t first, uint64_t last, Py_ssize_t *start, Py_ssize_t *stop
+    ) noexcept
     cdef uint64_t remove(self, Py_ssize_t start, Py_ssize_t stop) noexcept
     cdef void cut(self) noexcept
 

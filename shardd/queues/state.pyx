@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Hold the numbers and parts of queues that Python and the short way (short_way.pyx) both use.
 
 Python decides; these classes only keep. `Counters`, `Window` and `Unacked` are whole. Each other
@@ -36,8 +36,8 @@ cdef class Counters:
     """
 
     __slots__ = (
-        "acked", "delivered", "delivered_auto", "got", "got_auto", "got_empty", "let_go", "published", "redelivered",
-        "repeated",
+        "acked", "delivered", "delivered_auto", "got", "got_auto", "got_empty", "let_go",
+        "published", "redelivered", "repeated",
     )
 
     def add(self, Counters other not None):
@@ -128,10 +128,15 @@ cdef class Unacked:
         cdef uint64_t number = self.first + self.stop
         if len(sizes) != len(entries):
             raise ValueError(f"{len(sizes)} sizes for {len(entries)} entries")
-        self.append(<const uint64_t *> entries.data.as_ulonglongs, <const uint32_t *> sizes.data.as_uints, len(entries))
+        self.append(
+            <const uint64_t *> entries.data.as_ulonglongs, <const uint32_t *> sizes.data.as_uints,
+            len(entries)
+        )
         return number
 
-    cdef int append(self, const uint64_t *entries, const uint32_t *sizes, Py_ssize_t count) except -1:
+    cdef int append(
+        self, const uint64_t *entries, const uint32_t *sizes, Py_ssize_t count
+    ) except -1:
         if self.stop + count > self.places:
             self.resize(max(2 * self.places, self.stop + count, <Py_ssize_t> PLACES_MIN))
         memcpy(self.entries + self.stop, entries, count * sizeof(uint64_t))
@@ -160,7 +165,9 @@ cdef class Unacked:
         self.first += count
         return number
 
-    cdef bint range_of(self, uint64_t first, uint64_t last, Py_ssize_t *start, Py_ssize_t *stop) noexcept:
+    cdef bint range_of(
+        self, uint64_t first, uint64_t last, Py_ssize_t *start, Py_ssize_t *stop
+    ) noexcept:
         """Find the items first..last from `start` on; return whether there are any."""
         cdef uint64_t low = self.first + self.start, behind = self.first + self.stop
         if first < low:
@@ -181,7 +188,10 @@ cdef class Unacked:
         cdef Py_ssize_t start, stop, i, held = 0
         cdef uint64_t size
         cdef array taken
-        if last < 1 or not self.range_of(max(first, 1), min(last, self.first + self.stop), &start, &stop):
+        if (
+            last < 1
+            or not self.range_of(max(first, 1), min(last, self.first + self.stop), &start, &stop)
+        ):
             return clone(ENTRIES, 0, False), 0
         for i in range(start, stop):
             held += self.entries[i] != 0
@@ -252,7 +262,9 @@ cdef class Unacked:
         """
         cdef Py_ssize_t i
         cdef list numbers = [
-            self.first + i for i in range(self.start, self.stop) if 0 < self.entries[i] and self.entries[i] <= last
+            self.first + i
+            for i in range(self.start, self.stop)
+            if 0 < self.entries[i] and self.entries[i] <= last
         ]
         taken, size = clone(ENTRIES, 0, False), 0
         for number in numbers:
@@ -295,8 +307,8 @@ cdef class BacklogState:
 cdef class DispatchState:
     """The state of the dispatch of a queue.
 
-    `is_stuck`: messages are ready, and no consumer has room for one. `share` is the share of time in
-    which the queue was not stuck, at the time of the last change, `stuck_or_not_since`. It is a
+    `is_stuck`: messages are ready, and no consumer has room for one. `share` is the share of time
+    in which the queue was not stuck, at the time of the last change, `stuck_or_not_since`. It is a
     moving average with a half-life of SHARE_HALF_LIFE_MS, as RabbitMQ's consumer_utilisation is.
     """
 

@@ -1,9 +1,10 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loop that turns rows of Arrow columns into basic.publish: method, header and body frames of AMQP 0-9-1, back to back.
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Turn rows of Arrow columns into basic.publish: method, header and body frames, back to back.
 
-Knows how Arrow's arrays lie in memory (drawn in store/columns.pyx) and AMQP's frames; waits for nobody.
+This file knows how Arrow's arrays lie in memory (drawn in store/format/columns.pyx) and the frames
+of AMQP 0-9-1, whose numbers are big endian. It waits for nobody.
 
-    frame      u8 type (1 method, 2 header, 3 body) | u16 channel | u32 bytes | payload | 0xCE        big endian
+    frame      u8 type (1 method, 2 header, 3 body) | u16 channel | u32 bytes | payload | 0xCE
     method     u16 60 | u16 40 | u16 0 | exchange | routing key | u8 bits (1: mandatory)
     header     u16 60 | u16 0 | u64 body bytes | u16 flags | properties
 """
@@ -31,7 +32,9 @@ cdef enum:
     PROPERTIES = 12
 
 # The columns of `properties` in their order, which is AMQP's: kind, and bit of the flags word.
-cdef int[PROPERTIES] kind_of = [SHORT, SHORT, OCTET, OCTET, SHORT, SHORT, SHORT, SHORT, TIME, SHORT, SHORT, SHORT]
+cdef int[PROPERTIES] kind_of = [
+    SHORT, SHORT, OCTET, OCTET, SHORT, SHORT, SHORT, SHORT, TIME, SHORT, SHORT, SHORT
+]
 cdef int[PROPERTIES] bit_of = [15, 14, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3]
 # Headers stand behind the first two.
 cdef int HEADERS_AT = 2
@@ -65,8 +68,11 @@ cdef int push_short(Grown *out, const uint8_t *at, size_t size) except -1:
 
 
 cdef class Column:
-    """One Arrow array: bits (or None), then i32 ends and data, or numbers of `width` bytes. Its buffers stay as they are
-    while this is there. The array begins at its first row: no offset."""
+    """One Arrow array: bits (or None), then i32 ends and data, or numbers of `width` bytes.
+
+    The array begins at its first row: it has no offset. Its buffers stay as they are while the
+    column exists.
+    """
 
     cdef Py_buffer[3] views
     cdef int count
@@ -130,10 +136,15 @@ cdef class Column:
 
 
 cdef class Publishes:
-    """Rows to be published. `value` has no nulls. Without `properties` all are persistent; with them, as they say."""
+    """Rows to be published.
+
+    `value` has no nulls. Without `properties` all messages are persistent, else those that the
+    column says.
+    """
 
     cdef Column value, routing_key, exchange
-    cdef Column header_rows, header_key, header_type, header_value  # of the entries; `header_rows`: ends only
+    # The entries of the headers; `header_rows` has only ends.
+    cdef Column header_rows, header_key, header_type, header_value
     cdef list properties
     cdef bytes default_key, default_exchange, producer
     cdef uint64_t sequence
@@ -142,10 +153,16 @@ cdef class Publishes:
     cdef Grown out
     cdef readonly long long rows
 
-    def __init__(self, Column value, bytes default_exchange, bytes default_key, bint mandatory, size_t frame_bytes_max,
-                 Column routing_key=None, Column exchange=None, tuple headers=None, list properties=None,
-                 bytes producer=None, unsigned long long sequence=0):
-        """`headers`: the ends of the rows, then key, type and value of the entries. `sequence`: of the first row."""
+    def __init__(
+        self, Column value, bytes default_exchange, bytes default_key, bint mandatory,
+        size_t frame_bytes_max, Column routing_key=None, Column exchange=None, tuple headers=None,
+        list properties=None, bytes producer=None, unsigned long long sequence=0
+    ):
+        """Begin with columns, and with defaults for rows that do not say where they go.
+
+        `headers` has the ends of the rows, then key, type and value of the entries. `sequence` is
+        that of the first row.
+        """
         self.value, self.routing_key, self.exchange = value, routing_key, exchange
         self.rows = value.rows
         self.default_exchange, self.default_key = default_exchange, default_key
@@ -164,8 +181,11 @@ cdef class Publishes:
         free(self.out.data)
 
     def encode(self, long long row, size_t bytes_max) -> tuple:
-        """(frames, next row) of rows from `row` on until there are `bytes_max` bytes; one at least. ValueError names the row
-        and what is wrong with it."""
+        """Return (frames, next row) of rows from `row` on until there are `bytes_max` bytes.
+
+        At least one row is encoded. Raise ValueError, which names the row and what is wrong with
+        it.
+        """
         self.out.used = 0
         while row < self.rows and (self.out.used == 0 or self.out.used < bytes_max):
             self._add(row)
@@ -252,7 +272,10 @@ cdef class Publishes:
         number = column.number(row)
         if number < 0 or (kind_of[i] == OCTET and number > 255):
             raise ValueError(f"row {row}: a property is {number}")
-        push_big(&self.out, number if kind_of[i] == OCTET else number // 1000000, 1 if kind_of[i] == OCTET else 8)
+        push_big(
+            &self.out, number if kind_of[i] == OCTET else number // 1000000,
+            1 if kind_of[i] == OCTET else 8
+        )
         return True
 
     cdef bint _headers(self, int64_t row) except -1:
@@ -294,7 +317,11 @@ cdef class Publishes:
         type = self.header_type.text(entry, &type_bytes)
         value = self.header_value.text(entry, &size)
         fixed = value_bytes(type[0]) if type_bytes == 1 else NO_TYPE
-        if key_bytes > SHORT_MAX or fixed == NO_TYPE or (fixed != SAYS_SIZE and <size_t>fixed != size):
+        if (
+            key_bytes > SHORT_MAX
+            or fixed == NO_TYPE
+            or (fixed != SAYS_SIZE and <size_t>fixed != size)
+        ):
             name = (<const char*>key)[:min(key_bytes, SHORT_MAX)].decode("utf-8", "replace")
             raise ValueError(f"row {row}: header '{name}' is no value of AMQP")
         push_short(&self.out, key, key_bytes)

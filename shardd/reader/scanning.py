@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable
 from types import ModuleType
 
+from shardmq.cluster.records import COPIES_FOLDER
 from shardmq.shardd.directories import shard_directory, stream_directory, vhost_directory
 from shardmq.shardd.reader.ipc import END, batch_head
 from shardmq.shardd.reader.pace import Pacer
@@ -43,14 +44,16 @@ class Refused(Exception):
 
 
 class Streams:
-    """The streams of the shards of this node, as far as they are on stable storage.
+    """The streams of the shards that this node leads, as far as they are on stable storage.
 
+    `shards` are the shards of this node. All others are those of other nodes that it has copies of.
     Several threads may use one object.
     """
 
     def __init__(self, data_dir: str, runtime_dir: str, shards: Iterable[int]) -> None:
         self._data_dir, self._runtime_dir = data_dir, runtime_dir
-        self._boards = {shard: BoardView(path_of(runtime_dir, shard)) for shard in shards}
+        self._shards = frozenset(shards)
+        self._boards: dict[int, BoardView] = {}
         self._lock = threading.Lock()
         self.places = Places()
         self.files = OsFiles()
@@ -61,8 +64,9 @@ class Streams:
         Raise Refused if the shard has not published the range yet.
         """
         with self._lock:
-            board = self._boards.get(shard)
-            found = board.range_of(queue_id) if board is not None else None
+            if shard not in self._boards:
+                self._boards[shard] = BoardView(path_of(self._runtime_dir, shard))
+            found = self._boards[shard].range_of(queue_id)
         if found is None:
             raise Refused(
                 Answer(503, "unavailable", f"shard {shard} has not said yet what the stream holds")
@@ -70,9 +74,9 @@ class Streams:
         return found
 
     def directory(self, shard: int, vhost: str, queue_id: int) -> str:
-        return stream_directory(
-            vhost_directory(shard_directory(self._data_dir, shard), vhost), queue_id
-        )
+        is_own = shard in self._shards
+        data_dir = self._data_dir if is_own else f"{self._data_dir}/{COPIES_FOLDER}"
+        return stream_directory(vhost_directory(shard_directory(data_dir, shard), vhost), queue_id)
 
     def tell_gaps(self, shard: int, queue_id: int, found: list[tuple[int, int]]) -> None:
         """Tell the shard about these gaps, so that its numbers count them too."""

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Send batches of rows as record batches of an Arrow IPC stream (drawn in ipc.py).
 
 A batch is framed and written to a descriptor straight from the memory of its columns. A scan makes
@@ -64,7 +64,10 @@ cdef class Sender(Sink):
     cdef iovec[PIECES_MAX] pieces
     cdef char[FRAME_BYTES_MAX] frame
 
-    def __init__(self, Arrays arrays not None, head, int handle, bint chunked, int timeout_ms, uint64_t pause_bytes):
+    def __init__(
+        self, Arrays arrays not None, head, int handle, bint chunked, int timeout_ms,
+        uint64_t pause_bytes
+    ):
         """Send `arrays` to the descriptor `handle`, with `head`, an ipc.BatchHead for these arrays.
 
         If `chunked`, each batch is a chunk of HTTP, else a part with its length before it. A step
@@ -76,7 +79,10 @@ cdef class Sender(Sink):
         self.timeout_ms, self.pause_bytes = timeout_ms, pause_bytes
         data, self.body_bytes_at, self.rows_at, self.nodes_at, self.buffers_at = head
         self.head_bytes = len(data)
-        if self.head_bytes != self.buffers_at + 16 * arrays.buffers or self.head_bytes > HEAD_BYTES_MAX:
+        if (
+            self.head_bytes != self.buffers_at + 16 * arrays.buffers
+            or self.head_bytes > HEAD_BYTES_MAX
+        ):
             raise ValueError("the head is of other arrays")
         memcpy(self.head, <const uint8_t*><const char*>data, self.head_bytes)
 
@@ -134,7 +140,9 @@ cdef class Sender(Sink):
         """Put a frame around a message of `size` bytes; return how many pieces there are then."""
         self.pieces[0].iov_base = self.frame
         if self.chunked:
-            self.pieces[0].iov_len = snprintf(self.frame, FRAME_BYTES_MAX, b"%llx\r\n", <unsigned long long>size)
+            self.pieces[0].iov_len = snprintf(
+                self.frame, FRAME_BYTES_MAX, b"%llx\r\n", <unsigned long long>size
+            )
             return self._add(count, <uint8_t*>b"\r\n", 2)
         self.pieces[0].iov_len = 4
         put32(<uint8_t*>self.frame, size)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
 
+Found = TypeVar("Found")
 # These names stand for `list`, which is a method of the classes below.
 Positions = list[int]
 Pieces = list[bytes]
@@ -229,20 +231,15 @@ def read_file(files: Files, path: str) -> bytes:
 
 def read_if_there(files: Files, path: str) -> bytes | None:
     """Return all bytes of a file, or None when there is no such file."""
-    try:
-        handle = files.open(path, read_only=True)
-    except OSError as error:
-        if is_missing(error):
-            return None
-        raise
-    try:
-        return read_head(files, handle, files.size(handle))
-    finally:
-        files.close(handle)
+    return _if_there(files, path, lambda handle: read_head(files, handle, files.size(handle)))
 
 
 def size_if_there(files: Files, path: str) -> int | None:
     """Return the size of a file, or None when there is no such file."""
+    return _if_there(files, path, files.size)
+
+
+def _if_there(files: Files, path: str, look: Callable[[int], Found]) -> Found | None:
     try:
         handle = files.open(path, read_only=True)
     except OSError as error:
@@ -250,7 +247,7 @@ def size_if_there(files: Files, path: str) -> int | None:
             return None
         raise
     try:
-        return files.size(handle)
+        return look(handle)
     finally:
         files.close(handle)
 

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What a batch for the open segment of a store needs: the numbers of the segment and of the store."""
+"""Declare the numbers of a segment and of its store, for batches that go to the open segment."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -50,4 +50,6 @@ cdef class SegmentStoreState:
     cdef int append_bytes(self, const uint8_t *records, size_t size, SegmentState segment) except -1
     cdef void collect(self, const uint8_t *records, size_t size, SegmentState segment) noexcept
     cdef bint holds(self, uint64_t entry) noexcept
-    cdef bint settle_here(self, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count, bint durable) except -1
+    cdef bint settle_here(
+        self, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count, bint durable
+    ) except -1

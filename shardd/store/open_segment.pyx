@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Append to the open segment of a store, find messages there, and settle them, without Python.
 
 This is the short way of a store. `SegmentStore` (segments/store.py) does the same in Python, and
@@ -13,7 +13,9 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from shardmq.shardd.grown cimport reserve
-from shardmq.shardd.store.format.layout cimport ABSTRACT_HEADER, put32, record_bytes, u32, walk, write_abstract
+from shardmq.shardd.store.format.layout cimport (
+    ABSTRACT_HEADER, put32, record_bytes, u32, walk, write_abstract,
+)
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t crc32c(uint32_t crc, const uint8_t *p, size_t n)
@@ -32,7 +34,8 @@ FORGOTTEN_BYTES_MAX = 4 << 20
 # A segment ends with this many bytes of zeros (format/segment_file.py).
 END_BYTES = 8
 
-# A message that begins further in its record has no place in an entry, behind the header of a segment.
+# A message that begins further in its record has no place in an entry, behind the header of a
+# segment.
 cdef uint64_t POSITION_MAX = (1 << 28) - 64
 cdef long long RENEW = RENEW_BYTES
 cdef long long SETTLED_MAX = SETTLED_BYTES_MAX
@@ -42,15 +45,15 @@ cdef str OPEN = "open"
 
 
 cdef class StageState:
-    """What is kept of the state of a store or stream."""
+    """The state of a store or stream."""
 
 
 cdef class SegmentState:
-    """What is kept of a segment."""
+    """The state of a segment."""
 
 
 cdef class AppendCounters:
-    """What is counted of appends."""
+    """The counters of appends."""
 
 
 cdef class PendingState:
@@ -79,7 +82,7 @@ cdef class SegmentStoreState:
         return self._segments.state.stage is OPEN
 
     cdef SegmentState room_for(self, size_t size):
-        """Return the open segment if a batch of `size` bytes can be put there at once, else None."""
+        """Return the open segment if it takes a batch of `size` bytes at once, else None."""
         cdef SegmentsState segments = self._segments
         cdef StageState state = segments.state
         cdef SegmentState segment = segments.open
@@ -87,7 +90,12 @@ cdef class SegmentStoreState:
             return None
         if segment is None or segment.buffer is None:
             return None
-        if segment.used > RENEW and segment.live == 0 and segment.flushed == 0 and not segment.in_sequence:
+        if (
+            segment.used > RENEW
+            and segment.live == 0
+            and segment.flushed == 0
+            and not segment.in_sequence
+        ):
             return None
         if <long long> size > segment.capacity - segment.used - END:
             return None
@@ -96,7 +104,7 @@ cdef class SegmentStoreState:
         return segment
 
     cdef bint plan(self, const uint8_t *records, size_t size) except -1:
-        """Check whole records that are all for one queue; return False if one of them is not true."""
+        """Check whole records that are all for one queue; return False if one is not true."""
         cdef uint64_t at = 0, length, bodies = 0
         cdef uint64_t *offsets
         cdef uint32_t count, i
@@ -109,7 +117,10 @@ cdef class SegmentStoreState:
             count = u32(records + at + 20)
             reserve(&self.offsets, count * sizeof(uint64_t))
             offsets = <uint64_t *> (self.offsets.data + self.offsets.used)
-            if walk(records + at, length, offsets, &bodies) != 0 or offsets[count - 1] >= POSITION_MAX:
+            if (
+                walk(records + at, length, offsets, &bodies) != 0
+                or offsets[count - 1] >= POSITION_MAX
+            ):
                 return False
             for i in range(count):
                 offsets[i] += at
@@ -120,8 +131,13 @@ cdef class SegmentStoreState:
             at += length
         return True
 
-    cdef int append_bytes(self, const uint8_t *records, size_t size, SegmentState segment) except -1:
-        """Put the planned records into that segment. Entries then stand in the place of the offsets."""
+    cdef int append_bytes(
+        self, const uint8_t *records, size_t size, SegmentState segment
+    ) except -1:
+        """Put the planned records into that segment.
+
+        Entries then stand in the place of the offsets.
+        """
         cdef uint8_t *out = <uint8_t *> PyByteArray_AS_STRING(segment.buffer) + segment.used
         cdef uint64_t base = (<uint64_t> segment.number << 32) + (<uint64_t> segment.used << 4)
         cdef uint64_t *offsets = <uint64_t *> self.offsets.data
@@ -150,7 +166,9 @@ cdef class SegmentStoreState:
         cdef const uint64_t *offsets = <const uint64_t *> self.offsets.data
         cdef uint64_t heads = ABSTRACT_HEADER * self.planned_records, at = 0
         cdef uint64_t bytes = heads + 4 * self.planned_records + 8 * self.planned_messages
-        cdef uint8_t *out = abstracts.room_for(bytes) if abstracts.end == <uint64_t> segment.used else NULL
+        cdef uint8_t *out = (
+            abstracts.room_for(bytes) if abstracts.end == <uint64_t> segment.used else NULL
+        )
         if out == NULL:
             abstracts.give_up()
             return
@@ -163,20 +181,35 @@ cdef class SegmentStoreState:
     cdef bint holds(self, uint64_t entry) noexcept:
         """Return whether the message is in the buffer of the open segment, and its body, too."""
         cdef SegmentState segment = self._segments.open
-        if segment is None or segment.number != entry >> 32 or segment.buffer is None or segment.moves is not None:
+        if (
+            segment is None
+            or segment.number != entry >> 32
+            or segment.buffer is None
+            or segment.moves is not None
+        ):
             return False
         if segment.lends:
             return False
         return (<uint32_t> entry >> 4) < segment.used
 
-    cdef bint settle_here(self, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count, bint durable) except -1:
-        """Settle messages of the open segment; return False, with nothing done, if that is too much here."""
+    cdef bint settle_here(
+        self, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count, bint durable
+    ) except -1:
+        """Settle messages of the open segment.
+
+        Return False, with nothing done, if that is too much here.
+        """
         cdef SegmentsState segments = self._segments
         cdef SegmentState segment = segments.open
         cdef PendingState pending = segments.settled
         cdef long long pairs_bytes = 8 * count
         cdef Py_ssize_t i
-        if segments.state.stage is not OPEN or segment is None or segment.moves is not None or segments.returned:
+        if (
+            segments.state.stage is not OPEN
+            or segment is None
+            or segment.moves is not None
+            or segments.returned
+        ):
             return False
         if segment.live < count or pending.settled_bytes + pairs_bytes > SETTLED_MAX:
             return False
@@ -207,7 +240,9 @@ cdef class SegmentStoreState:
         return True
 
 
-cdef int put_pairs(bytearray pairs, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count) except -1:
+cdef int put_pairs(
+    bytearray pairs, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count
+) except -1:
     """Append the pairs of settled messages, as drawn in format/record.pyx."""
     cdef Py_ssize_t i, before = PyByteArray_GET_SIZE(pairs)
     cdef uint64_t *out

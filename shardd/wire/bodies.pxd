@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The memory of lent bodies, for the packer: in which run some bytes lie, and holds of it."""
+"""Declare the memory of lent bodies: in which run some bytes lie, and holds of a run."""
 
 from libc.stdint cimport uint8_t, uint32_t
 

@@ -1,9 +1,9 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Lend the bodies of large messages: memory that one front door fills, and its shards read.
 
 A front door receives a large body into this memory. A shard is told where the body lies, and tells
-the front door the same place when it delivers the message. So nobody copies the body, unless it must
-be stored.
+the front door the same place when it delivers the message. So nobody copies the body, unless it
+must be stored.
 
 Only the front door writes, and only the front door counts. A *run* is a piece of the memory that is
 taken and let go as a whole. Who needs the bytes of a run has a *hold* of it: a `Run` object in this
@@ -46,7 +46,9 @@ cdef class Run:
         return self._bytes
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self._memory.data + <size_t> self.number * GRANULE, self._bytes, 0, flags)
+        PyBuffer_FillInfo(
+            view, self, self._memory.data + <size_t> self.number * GRANULE, self._bytes, 0, flags
+        )
 
     @property
     def is_shared(self):
@@ -58,7 +60,8 @@ cdef class Run:
 cdef class BodyMemory:
     """The memory of lent bodies of one front door, for up to `shards` shards.
 
-    `memory` is a mapping of a file in memory, of which `fd` is a descriptor for the shards (lane.py).
+    `memory` is a mapping of a file in memory, of which `fd` is a descriptor for the shards
+    (lane.py).
     """
 
     def __cinit__(self, memory not None, int fd, int shards):
@@ -117,14 +120,18 @@ cdef class BodyMemory:
         return taken
 
     cdef uint32_t _found(self, uint32_t length):
-        """Return a run of that length. The one let go last is the best: its bytes are in the caches."""
+        """Return a run of that length.
+
+        The one let go last is the best: its bytes are in the caches.
+        """
         cdef list same = self._free.get(length)
         cdef uint32_t run
         if same:
             run = same.pop()
             return run
         if self._top + length > self.granules:
-            # Joining takes as long as there are runs: it must have brought something since it failed.
+            # Joining takes as long as there are runs: it must have brought something since it
+            # failed.
             if self._wanted and (length >= self._wanted and self._freed < self._wanted):
                 return NO_RUN
             self._join_free()
@@ -148,7 +155,9 @@ cdef class BodyMemory:
         """Join free runs with their neighbours."""
         cdef list joined = []
         cdef uint32_t run, length, start = 0, stop = 0  # of the free granules found last
-        for run, length in sorted([(each, size) for size, runs in self._free.items() for each in runs]):
+        for run, length in sorted(
+            [(each, size) for size, runs in self._free.items() for each in runs]
+        ):
             if run != stop:
                 if stop > start:
                     joined.append((start, stop - start))
@@ -186,7 +195,7 @@ cdef class BodyMemory:
         return run
 
     def trim(self):
-        """Give memory that is free back to the system, if no bodies came or went during the last QUIET_CALLS calls."""
+        """Give free memory back to the system, if no bodies came or went for QUIET_CALLS calls."""
         cdef uint32_t run, length
         self._quiet += 1
         if self._quiet != QUIET_CALLS or not self._touched:
@@ -197,7 +206,8 @@ cdef class BodyMemory:
                 self._memory.madvise(MADV_REMOVE, <size_t> run * GRANULE, <size_t> length * GRANULE)
         if self._touched > self._top:
             self._memory.madvise(
-                MADV_REMOVE, <size_t> self._top * GRANULE, <size_t> (self._touched - self._top) * GRANULE
+                MADV_REMOVE, <size_t> self._top * GRANULE,
+                <size_t> (self._touched - self._top) * GRANULE
             )
         self._touched = self._top
 
@@ -253,7 +263,12 @@ cdef class BodyMemory:
             memcpy(&run, &places[end + 8], 4)
             borrowed = memoryview(self._borrowed(shard, run, offset, size))
             start = offset - <size_t> run * GRANULE
-            found.append((PyBytes_FromStringAndSize(<char *> &places[at], end - at), borrowed[start:start + size]))
+            found.append(
+                (
+                    PyBytes_FromStringAndSize(<char *> &places[at], end - at),
+                    borrowed[start:start + size]
+                )
+            )
             at = end + PLACE
         if at != total:
             raise ValueError("bytes behind the last message")
@@ -266,7 +281,9 @@ cdef class BodyMemory:
                 or not self._lent[<size_t> shard * self.granules + run] \
                 or offset < start or size > (<size_t> self._length[run]) * GRANULE \
                 or offset - start > (<size_t> self._length[run]) * GRANULE - size:
-            raise ValueError(f"shard {shard} has no body of {size} bytes at {offset} in the run {run}")
+            raise ValueError(
+                f"shard {shard} has no body of {size} bytes at {offset} in the run {run}"
+            )
         return self._held(run, (<size_t> self._length[run]) * GRANULE)
 
     def freed(self, int shard, const unsigned char[::1] message not None):
@@ -282,7 +299,11 @@ cdef class BodyMemory:
         while at < end:
             memcpy(&run, &message[at], 4)
             memcpy(&count, &message[at + 4], 4)
-            if run >= self.granules or not count or count > self._lent[<size_t> shard * self.granules + run]:
+            if (
+                run >= self.granules
+                or not count
+                or count > self._lent[<size_t> shard * self.granules + run]
+            ):
                 raise ValueError(f"shard {shard} has not {count} holds of the run {run}")
             lent = &self._lent[<size_t> shard * self.granules + run]
             lent[0] -= count

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Bytes that grow, and the head of every message: shared by packer.pyx and codec.pyx."""
+"""Declare bytes that grow, and the head of every message, for packer.pyx and codec.pyx."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc, realloc
@@ -9,9 +9,10 @@ cdef enum:
     KIND_PUBLISH = 1
     KIND_DELIVER = 2
     WIRE_VERSION = 2
-    # A message to several queues of a shard weighs so much more for each queue but the first, in the
-    # window of publishes. With four times as much a fan-out to 200 queues is a third as fast, for the
-    # shard has too few messages at hand for each queue; with less, others wait longer beside it.
+    # A message to several queues of a shard weighs so much more for each queue but the first, in
+    # the window of publishes. With four times as much a fan-out to 200 queues is a third as fast,
+    # for the shard has too few messages at hand for each queue; with less, others wait longer
+    # beside it.
     REFERENCE_BYTES = 4
     # A lent body weighs this part of its bytes in the window of publishes: it is not copied, so a
     # window of a few large bodies would only make publishers wait for each of them.
@@ -44,7 +45,10 @@ cdef inline int reserve(Bytes *b, size_t more) noexcept nogil:
     return 0
 
 cdef inline int regain(Bytes *b) noexcept nogil:
-    """Memory of the size of what was given away: as a rule the same, given back meanwhile and still in the cache."""
+    """Get memory of the size of the memory that was given away.
+
+    As a rule it is the same memory, which was given back meanwhile and is still in the cache.
+    """
     if b.data == NULL and b.room:
         b.data = <uint8_t *> malloc(b.room)
         if b.data == NULL:
@@ -52,8 +56,9 @@ cdef inline int regain(Bytes *b) noexcept nogil:
             return -1
     return 0
 
-cdef inline void write_header(uint8_t *p, uint8_t kind, uint16_t peer, uint32_t incarnation, uint32_t epoch,
-                       uint32_t shard) noexcept:
+cdef inline void write_header(
+    uint8_t *p, uint8_t kind, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint32_t shard
+) noexcept:
     p[0] = kind
     p[1] = WIRE_VERSION
     memcpy(p + 2, &peer, 2)

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The writer of deliveries and the counts of batches, for compiled code that fills them."""
+"""Declare the writer of deliveries and the counts of batches, for compiled code."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -18,8 +18,10 @@ cdef class DeliveryWriter:
     cdef uint32_t incarnation, epoch, shard
 
     cdef int leave(self, object blob, size_t blob_bytes) except -1
-    cdef int section(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
-                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes, uint32_t weight=*) except -1
+    cdef int section(
+        self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
+        uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes, uint32_t weight=*
+    ) except -1
     cpdef object take_parts(self)
     cdef list parts(self)
 

@@ -1,13 +1,16 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Batches off the wire, and deliveries onto it: PUBLISH taken apart, DELIVER put together and taken apart.
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Take PUBLISH messages apart, and put DELIVER messages together and take them apart.
 
-PUBLISH is drawn in packer.pyx, which makes it. Little endian, after the 16-byte header (messages.py):
+PUBLISH is drawn in packer.pyx, which makes it. All numbers are little endian and come after the
+16-byte header (messages.py):
 
     DELIVER  16 u32 sections, u32 zero; section:
                  0 u32 connection  4 u32 consumer  8 u16 channel  12 u32 messages
-                10 u16 1 = REDELIVERED, and 2 x how often each of them came back if the queue counts that
-                16 u64 delivery number of the first  24 u32 bytes  28 u32 what it weighs in the window, 0: its bytes; + 2^31: LENT
-                32 stored messages, zeros to 8; with LENT the places of their bodies instead of these (bodies.pyx)
+                10 u16 1 = REDELIVERED, 2^15 = HIDES (a message may have a header BCC), and 2 x how
+                   often each of them came back if the queue counts that
+                16 u64 delivery number of the first  24 u32 bytes
+                28 u32 its weight in the window, 0 for its bytes; + 2^31 = LENT
+                32 stored messages, zeros to 8; if LENT, with places instead of bodies (bodies.pyx)
 
 A stored message is drawn in packer.pyx too; here it is bytes.
 """
@@ -18,7 +21,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from shardmq.shardd.wire.buffer cimport KIND_DELIVER, LENT_SHARE, Bytes, references_weight, reserve, write_header
+from shardmq.shardd.wire.buffer cimport (
+    KIND_DELIVER, LENT_SHARE, Bytes, references_weight, reserve, write_header,
+)
 from shardmq.shardd.wire.messages import Publish, Weighed
 
 cdef enum:
@@ -33,11 +38,13 @@ cdef enum:
     HIDES = 0x8000
     # A writer that was once larger than this does not keep its memory.
     KEPT_BYTES_MAX = 4 << 20
-    # Messages of at least this much are not copied into a DELIVER, but left where they are until it is sent.
+    # Messages of at least this much are not copied into a DELIVER, but left where they are until it
+    # is sent.
     LARGE_BYTES = 16 << 10
 
 
-cdef object new_tuple = tuple.__new__  # what Publish(...) does, without a function of Python in between
+# This does what Publish(...) does, without a function of Python in between.
+cdef object new_tuple = tuple.__new__
 
 
 cdef struct Head:
@@ -48,7 +55,7 @@ cdef struct Head:
 
 # Plain buffers here, and no typed memoryviews: a batch of one message is mostly what surrounds it.
 def read_publish(message not None):
-    """The batch, checked for its lengths (not for the records' checksums)."""
+    """Return the batch. Its lengths are checked, the checksums of its records are not."""
     cdef Py_buffer view
     cdef Head head
     cdef size_t start
@@ -66,7 +73,7 @@ def read_publish(message not None):
 
 
 cdef size_t read_head(Head *head, const uint8_t *p, size_t total) except? 0:
-    """Where the records begin."""
+    """Return where the records begin."""
     cdef uint32_t runs, size
     if total < PUBLISH_HEADER:
         raise ValueError("short PUBLISH")
@@ -83,7 +90,7 @@ cdef size_t read_head(Head *head, const uint8_t *p, size_t total) except? 0:
 
 
 def run_of(const unsigned char[::1] message not None, uint32_t ordinal):
-    """(connection, channel, confirm number or 0) of the ordinal-th message of a PUBLISH."""
+    """Return (connection, channel, confirm number or 0) of the ordinal-th message of a PUBLISH."""
     cdef const uint8_t *p = &message[0]
     cdef uint32_t runs, i, count, connection
     cdef uint16_t channel
@@ -103,8 +110,11 @@ def run_of(const unsigned char[::1] message not None, uint32_t ordinal):
 
 
 def runs_of(const unsigned char[::1] message not None, ordinals):
-    """(connection, channel, first, last confirm number) of messages of a PUBLISH, by their ordinals, which rise;
-    neighbours together, those without a confirm number left out."""
+    """Return runs of messages of a PUBLISH: (connection, channel, first, last confirm number).
+
+    `ordinals` are those of the messages, ascending. Neighbours are one run. Messages without a
+    confirm number are left out.
+    """
     cdef const uint8_t *p = &message[0]
     cdef uint32_t runs, i = 0, count, connection, ordinal, before = 0, open_connection = 0
     cdef uint16_t channel, open_channel = 0
@@ -140,7 +150,10 @@ def runs_of(const unsigned char[::1] message not None, ordinals):
 
 
 cdef list queue_ids(const uint8_t *records, size_t end, size_t *weight):
-    """Return the distinct ones in order of appearance; what references and lent bodies weigh is added to `weight`."""
+    """Return the distinct queue ids in order of appearance.
+
+    The weight of references and lent bodies is added to `weight`.
+    """
     cdef size_t at = 0
     cdef const uint8_t *p
     cdef uint32_t length, count, qid, body, last = 0
@@ -168,7 +181,10 @@ cdef list queue_ids(const uint8_t *records, size_t end, size_t *weight):
 
 
 cdef class DeliveryWriter:
-    """Sections for one peer until taken as one DELIVER message. Large ones stay where they are until then."""
+    """Collect sections for one peer until they are taken as one DELIVER message.
+
+    Large sections stay where they are until then.
+    """
 
     def __cinit__(self, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint32_t shard):
         self.peer = peer
@@ -180,12 +196,18 @@ cdef class DeliveryWriter:
     def __dealloc__(self):
         free(self.out.data)
 
-    def add(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number, bint redelivered,
-            uint32_t count, blob not None, uint32_t times=0, bint hides=False, uint32_t weight=0,
-            bint lent=False):
-        """`blob`: `count` stored messages; their delivery numbers are first_number, first_number + 1, ... `times`: how
-        often each of them came back before; more than TIMES_MAX is told as that. `hides`: some may have a header BCC, which no consumer
-        is to see. `weight` in the window, 0: the size of `blob`. `lent`: `blob` has the places of lent bodies."""
+    def add(
+        self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
+        bint redelivered, uint32_t count, blob not None, uint32_t times=0, bint hides=False,
+        uint32_t weight=0, bint lent=False
+    ):
+        """Add a section of `count` stored messages, which are `blob`.
+
+        Their delivery numbers are first_number, first_number + 1, ... `times` is how often each of
+        them came back before; at most TIMES_MAX is told. `hides`: some may have a header BCC, which
+        no consumer is to see. `weight` is that in the window, 0 for the size of `blob`. With
+        `lent`, `blob` has the places of lent bodies.
+        """
         cdef Py_buffer view
         cdef uint16_t flags = <uint16_t> (
             min(times, TIMES_MAX) << 1 | (1 if redelivered else 0) | (HIDES if hides else 0)
@@ -201,7 +223,7 @@ cdef class DeliveryWriter:
             PyBuffer_Release(&view)
 
     cdef int leave(self, object blob, size_t blob_bytes) except -1:
-        """The messages of the section just begun, and room for their zeros to 8."""
+        """Leave the messages of the section just begun where they are; make room for zeros to 8."""
         cdef size_t zeros = -blob_bytes & 7
         self.large.append((self.out.used, blob))
         self.large_bytes += blob_bytes
@@ -209,9 +231,11 @@ cdef class DeliveryWriter:
         self.out.used += zeros
         return 0
 
-    cdef int section(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
-                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes, uint32_t weight=0) except -1:
-        """`blob` NULL: they stay where they are, see leave()."""
+    cdef int section(
+        self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
+        uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes, uint32_t weight=0
+    ) except -1:
+        """Add a section. If `blob` is NULL its messages stay where they are, see leave()."""
         cdef size_t here = 0 if blob == NULL else blob_bytes
         cdef uint8_t *p
         cdef uint32_t size = <uint32_t> blob_bytes
@@ -246,22 +270,28 @@ cdef class DeliveryWriter:
 
     @property
     def size(self):
-        """Size so far."""
+        """Return the size of the message so far."""
         return self.out.used + self.large_bytes if self.sections else 0
 
     def take(self):
-        """The DELIVER message, or None when nothing was added."""
+        """Return the DELIVER message, or None when nothing was added."""
         message = self.take_parts()
         return b"".join(message) if type(message) is list else message
 
     cpdef object take_parts(self):
-        """As take(), in parts when some are large."""
+        """Do the same as take(); return a list of parts if some sections are large."""
         if not self.sections:
             return None
-        write_header(self.out.data, KIND_DELIVER, self.peer, self.incarnation, self.epoch, self.shard)
+        write_header(
+            self.out.data, KIND_DELIVER, self.peer, self.incarnation, self.epoch, self.shard
+        )
         memcpy(self.out.data + 16, &self.sections, 4)
         memset(self.out.data + 20, 0, 4)
-        cdef object out = self.parts() if self.large else PyBytes_FromStringAndSize(<char *> self.out.data, self.out.used)
+        cdef object out = (
+            self.parts()
+            if self.large
+            else PyBytes_FromStringAndSize(<char *> self.out.data, self.out.used)
+        )
         self.sections = 0
         self.out.used = 0
         if self.out.room > KEPT_BYTES_MAX:
@@ -285,9 +315,11 @@ cdef class DeliveryWriter:
 
 
 def read_deliveries(message not None):
-    """[(connection, channel, consumer, first number, redelivered, count, blob, times, hides)]; blobs look into the message.
+    """Return the sections of a DELIVER message.
 
-    The blob is a Weighed where the section weighs something else than its bytes.
+    A section is (connection, channel, consumer, first number, redelivered, count, blob, times,
+    hides). The blob is a view into the message. It is a Weighed if the section weighs something
+    else than its bytes.
     """
     cdef Py_buffer view
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
@@ -331,7 +363,7 @@ cdef list deliveries(const uint8_t *message, size_t end, object view):
     return found
 
 
-# -- histograms ----------------------------------------------------------------------------------------
+# -- histograms ------------------------------------------------------------------------------------
 
 cdef class Tally:
     """Counts integers from 0 on, below 2^64, by classes of powers of two (histogram.py).

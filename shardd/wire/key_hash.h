@@ -1,4 +1,5 @@
-/* The hash of a routing key, and who of several gets it: the same as in broker/routing/hashing.py, to the last bit. */
+/* The hash of a routing key, and which of several queues it chooses: the same as in
+   broker/routing/hashing.py, to the last bit. */
 #ifndef KEY_HASH_H
 #define KEY_HASH_H
 
@@ -21,7 +22,7 @@ static inline uint64_t mixed(uint64_t bits)
 static inline uint64_t key_hash(const unsigned char *key, size_t length)
 {
     uint64_t found = 0xCBF29CE484222325ULL;
-    /* Four at a time: what counts them would be the half of the work. */
+    /* Four at a time: counting single bytes would be half of the work. */
     for (; length >= 4; length -= 4, key += 4) {
         found = (found ^ key[0]) * 0x100000001B3ULL;
         found = (found ^ key[1]) * 0x100000001B3ULL;
@@ -33,7 +34,7 @@ static inline uint64_t key_hash(const unsigned char *key, size_t length)
     return mixed(found);
 }
 
-/* Of equals: the first with the most. */
+/* Index of the winner among equal weights: the first with the most. */
 static inline uint32_t rendezvous_equal(uint64_t hashed, const uint64_t *seeds, uint32_t count)
 {
     uint32_t best = 0;
@@ -74,7 +75,8 @@ static uint32_t rendezvous_among_eights(uint64_t hashed, const uint64_t *seeds, 
         most = _mm512_mask_mov_epi64(most, more, bits);
         at = _mm512_mask_mov_epi64(at, more, _mm512_set1_epi64(i));
     }
-    __mmask8 best = _mm512_cmpeq_epu64_mask(most, _mm512_set1_epi64((long long)_mm512_reduce_max_epu64(most)));
+    __m512i winner = _mm512_set1_epi64((long long)_mm512_reduce_max_epu64(most));
+    __mmask8 best = _mm512_cmpeq_epu64_mask(most, winner);
     if (count <= 8)
         return (uint32_t)__builtin_ctz(best);
     at = _mm512_add_epi64(at, _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
@@ -82,8 +84,10 @@ static uint32_t rendezvous_among_eights(uint64_t hashed, const uint64_t *seeds, 
 }
 #endif
 
-/* Index of the winner. `equal`: all weights are the same, and the logarithm need not be taken: it is monotonous. */
-static inline uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const double *weights, uint32_t count, int equal)
+/* Index of the winner. `equal`: all weights are the same, so the logarithm, which is monotonous,
+   need not be taken. */
+static inline uint32_t rendezvous(
+    uint64_t hashed, const uint64_t *seeds, const double *weights, uint32_t count, int equal)
 {
     uint32_t best = 0;
     if (equal) {
@@ -95,7 +99,8 @@ static inline uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const 
     }
     double first = INFINITY;
     for (uint32_t i = 0; i < count; i++) {
-        double arrival = -log(((double)(mixed(hashed ^ seeds[i]) >> 11) + 0.5) / 9007199254740992.0) / weights[i];
+        double bits = (double)(mixed(hashed ^ seeds[i]) >> 11);
+        double arrival = -log((bits + 0.5) / 9007199254740992.0) / weights[i];
         if (arrival < first) {
             first = arrival;
             best = i;
@@ -105,8 +110,8 @@ static inline uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const 
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-/* mixed() from its first multiplication to its second. x ^ x >> 33 of a key with a seed is that of the key with that of the
-   seed: it is taken of each once, not of each pair. */
+/* mixed() from its first multiplication to its second. x ^ x >> 33 of a key xor a seed is that of
+   the key xor that of the seed. So it is taken once of each, not of each pair. */
 EIGHTS
 static inline __m512i mixed_middle(__m512i bits)
 {
@@ -118,9 +123,10 @@ static inline __m512i mixed_middle(__m512i bits)
 /* Numbers of queues that fit behind the 53 bits that are compared. */
 #define AMONG_MAX 2048
 
-/* As rendezvous_equal() of each of `n` hashes, eight of them at a time; `count` is at most AMONG_MAX. */
+/* rendezvous_equal() of each of `n` hashes, eight at a time; `count` is at most AMONG_MAX. */
 EIGHTS
-static void rendezvous_of_eights(const uint64_t *hashed, uint32_t n, const uint64_t *seeds, uint32_t count, uint32_t *winners)
+static void rendezvous_of_eights(
+    const uint64_t *hashed, uint32_t n, const uint64_t *seeds, uint32_t count, uint32_t *winners)
 {
     const __m512i compared = _mm512_set1_epi64(-(long long)AMONG_MAX);
     for (uint32_t k = 0; k < n; k += 8) {
@@ -130,19 +136,23 @@ static void rendezvous_of_eights(const uint64_t *hashed, uint32_t n, const uint6
         for (uint32_t i = 0; i < count; i++) {
             uint64_t seed = seeds[i] ^ (seeds[i] >> 33);
             __m512i bits = mixed_middle(_mm512_xor_si512(key, _mm512_set1_epi64((long long)seed)));
-            /* (bits ^ bits >> 33) & compared; behind it its number, of equals the first the highest. */
+            /* (bits ^ bits >> 33) & compared. Behind these bits comes the number of the queue,
+               counted down so that the first of equals is the highest. */
             bits = _mm512_ternarylogic_epi64(bits, _mm512_srli_epi64(bits, 33), compared, 0x28);
-            most = _mm512_max_epu64(most, _mm512_or_si512(bits, _mm512_set1_epi64(AMONG_MAX - 1 - (long long)i)));
+            bits = _mm512_or_si512(bits, _mm512_set1_epi64(AMONG_MAX - 1 - (long long)i));
+            most = _mm512_max_epu64(most, bits);
         }
-        most = _mm512_sub_epi64(_mm512_set1_epi64(AMONG_MAX - 1), _mm512_andnot_si512(compared, most));
+        most = _mm512_andnot_si512(compared, most);
+        most = _mm512_sub_epi64(_mm512_set1_epi64(AMONG_MAX - 1), most);
         _mm512_mask_cvtepi64_storeu_epi32(winners + k, there, most);
     }
 }
 #endif
 
-/* As rendezvous() of each of `n` hashes. */
-static inline void rendezvous_each(const uint64_t *hashed, uint32_t n, const uint64_t *seeds, const double *weights, uint32_t count,
-                                   int equal, uint32_t *winners)
+/* rendezvous() of each of `n` hashes. */
+static inline void rendezvous_each(
+    const uint64_t *hashed, uint32_t n, const uint64_t *seeds, const double *weights,
+    uint32_t count, int equal, uint32_t *winners)
 {
 #if defined(__x86_64__) && defined(__GNUC__)
     if (equal && n > 1 && count <= AMONG_MAX && has_eights()) {
@@ -151,7 +161,8 @@ static inline void rendezvous_each(const uint64_t *hashed, uint32_t n, const uin
     }
 #endif
     for (uint32_t k = 0; k < n; k++)
-        winners[k] = k && hashed[k] == hashed[k - 1] ? winners[k - 1] : rendezvous(hashed[k], seeds, weights, count, equal);
+        winners[k] = k && hashed[k] == hashed[k - 1]
+            ? winners[k - 1] : rendezvous(hashed[k], seeds, weights, count, equal);
 }
 
 /* Jump consistent hash (Lamping, Veach 2014): a bucket of `buckets`. */

@@ -1,25 +1,29 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Publishes onto the wire: routed by their line (routes.pyx) and packed into one PUBLISH per shard.
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Route publishes by their line (routes.pyx), and pack them into one PUBLISH message per shard.
 
-Little endian throughout. After the 16-byte header (messages.py):
+All numbers are little endian and come after the 16-byte header (messages.py):
 
     PUBLISH  16 u64 batch number         24 u32 runs        28 u32 bytes of records
-             32 u32 messages in all      36 u32 1 = confirm after a sync, 2 = confirm at all, 4 = records IN_SEQUENCE,
-                                            8 = records LENT
-             40 runs x 24: u32 offset of its record among the records, u32 connection, u64 confirm number of
-                its first message (0: none wanted), u32 messages, u16 channel, u16 zero
+             32 u32 messages in all      36 u32 1 = confirm after a sync, 2 = confirm at all,
+                                                4 = records IN_SEQUENCE, 8 = records LENT
+             40 runs x 24: u32 offset of its record among the records, u32 connection, u64 confirm
+                number of its first message (0: none wanted), u32 messages, u16 channel, u16 zero
              .. records, each a multiple of 8 bytes:
                  0 u32 length with padding   4 u32 crc32c of [8, length)    8 u64 ms since epoch
-                16 u32 ttl_ms (0xffffffff none)    20 u32 messages   24 u16 queues   26 u8 priority (0xff none)
-                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.pxd), 4 = HAS_BCC, 8 = OWN_LETTERS (entry.py),
-                   16 = LENT: one message, in place of its body where that lies (bodies.pyx)
+                16 u32 ttl_ms (0xffffffff none)    20 u32 messages   24 u16 queues
+                26 u8 priority (0xff none)
+                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.pxd), 4 = HAS_BCC,
+                   8 = OWN_LETTERS (entry.py), 16 = LENT: one message, with the place of its body
+                   instead of the body (bodies.pyx)
                 28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
-    stored message: u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m], properties, body
+    stored message: u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m],
+                    properties, body
 
-A record holds publishes of one channel to the same queues with the same flags, priority and ttl, in their order; a
-run those of a record that are neighbours also among all of the channel, so that their confirm numbers follow each other.
-Of an exchange that spreads its messages over queues those of each queue in a read are put together. The
-table that `Packer.pack` reads is the one the AMQP library makes of a read (48 bytes a message, drawn in octets.pxd).
+A record holds publishes of one channel to the same queues with the same flags, priority and ttl, in
+their order. A run holds those publishes of a record that are neighbours also among all publishes of
+the channel, so that their confirm numbers follow each other. If an exchange spreads its messages
+over queues, the messages of a read for one queue are put together. The table that `Packer.pack`
+reads is the one the AMQP library makes of a read (48 bytes a message, drawn in octets.pxd).
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -30,13 +34,17 @@ from libc.string cimport memcmp, memcpy, memset
 
 from shardmq.shardd.sequence cimport Sequence, sequence_read
 from shardmq.shardd.wire.bodies cimport NO_RUN, BodyMemory
-from shardmq.shardd.wire.buffer cimport KIND_PUBLISH, Bytes, references_weight, reserve, write_header
-from shardmq.shardd.wire.publishes cimport (
-    IN_SEQUENCE, LENT, MAY_HAVE_SEQUENCE, PERSISTENT, RECORD_HEADER, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
-    close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, put_lent, record_flags, seal,
-    stored_bytes,
+from shardmq.shardd.wire.buffer cimport (
+    KIND_PUBLISH, Bytes, references_weight, reserve, write_header,
 )
-from shardmq.shardd.wire.routes cimport H_ANY, Route, Routes, Share, Spread, goes_to, hash_of, passed, same_exchange
+from shardmq.shardd.wire.publishes cimport (
+    IN_SEQUENCE, LENT, MAY_HAVE_SEQUENCE, PERSISTENT, RECORD_HEADER, RUN, SPECIAL, Row, Target,
+    Writer, begin_run, c_crc32c, close_record, copied, crc32c_start, end_run, facts_of, open_record,
+    put, put_head, put_lent, record_flags, seal, stored_bytes,
+)
+from shardmq.shardd.wire.routes cimport (
+    H_ANY, Route, Routes, Share, Spread, goes_to, hash_of, passed, same_exchange,
+)
 
 crc32c_start()
 
@@ -45,14 +53,17 @@ cdef enum:
     PUBLISH_HEADER = 40
     # A run longer than this is closed, so that one record never grows far beyond a socket read.
     RUN_BYTES_MAX = 1 << 20
-    # Records of at least this much are not copied into their PUBLISH, but handed over with the memory they are in.
+    # Records of at least this much are not copied into their PUBLISH, but handed over with the
+    # memory they are in.
     LARGE_BYTES = 32 << 10
     # Bodies of at least this much are lent, where they lie in memory that the shard can see.
     LENT_BYTES_MIN = 16 << 10
-    # So many rows for each queue are worth records of their own; fewer are put behind what is there of their queue.
+    # So many rows for each queue are worth records of their own; fewer are put behind what is there
+    # of their queue.
     OWN_RECORD_ROWS = 8
-    # What the references of one pack() may weigh, of messages that go to several queues of a shard: a read of small
-    # ones to hundreds of queues would keep the shard busy for longer than any client may wait.
+    # What the references of one pack() may weigh, of messages that go to several queues of a shard:
+    # a read of small ones to hundreds of queues would keep the shard busy for longer than any
+    # client may wait.
     PACK_WEIGHT_MAX = 64 << 10
 
 # Flags of a record of which its queues remember that they have some.
@@ -92,7 +103,10 @@ cdef class Records:
 
 
 cdef Records handed_over(Bytes *records):
-    """What follows gets memory of the same size with its first record, regain()."""
+    """Hand the records over with their memory.
+
+    The next records get memory of the same size with their first record, see regain().
+    """
     cdef Records taken = Records.__new__(Records)
     taken._data = records.data
     taken._used = records.used
@@ -101,7 +115,11 @@ cdef Records handed_over(Bytes *records):
 
 
 cdef inline void close_filled(Share *share) noexcept nogil:
-    """The record of this share; others may lie behind it. None is open: what the writer says of one means nothing then."""
+    """Close the record of this share, which was laid out and is filled.
+
+    Other records may lie behind it. No record is open: what the writer says of an open record means
+    nothing then.
+    """
     cdef Writer *w = share.writer
     cdef size_t used = w.records.used
     w.record_at, w.run_at, w.records.used = share.record_at, share.run_at, share.start + share.bytes
@@ -111,7 +129,7 @@ cdef inline void close_filled(Share *share) noexcept nogil:
 
 
 cdef inline void take_back(Writer *w, Share *share) noexcept nogil:
-    """The record that was laid out last, for want of memory for more."""
+    """Take back the record that was laid out last, if there is no memory for more."""
     w.records.used, w.runs.used = share.record_at, share.run_at
     w.run_count -= 1
 
@@ -154,9 +172,10 @@ cdef inline size_t weight_of(Route *route) noexcept nogil:
 
 
 cdef class Packer:
-    """The publishes of one front door on their way to its shards: a writer per shard and the routes learnt.
+    """The publishes of one front door on their way to its shards.
 
-    `routes` belong to a scope (vhost and user): give each scope its own Routes.
+    There is a writer for each shard. Routes belong to a scope (vhost and user): give each scope its
+    own Routes.
     """
 
     def __cinit__(self, int shards):
@@ -179,7 +198,7 @@ cdef class Packer:
         free(self.hashes)
 
     def lend_from(self, BodyMemory bodies not None):
-        """Lend large bodies that lie in this memory to the shards that can see it, see may_lend()."""
+        """Lend large bodies in this memory to the shards that can see it (may_lend)."""
         self.bodies = bodies
 
     def may_lend(self, int shard, bint may):
@@ -190,15 +209,19 @@ cdef class Packer:
         if may and self.bodies is not None:
             self.borrowers |= <uint64_t> 1 << shard
 
-    def pack(self, Routes routes not None, const unsigned char[::1] buffer not None,
-             const unsigned char[::1] table not None, size_t start, uint32_t connection, uint64_t first_seq,
-             uint64_t now_ms, bint lasting=False, uint32_t far_queue=0):
-        """Pack publishes of one channel from row `start` on. Returns (next row, why it stopped). `in_sequence` tells
-        whether one of them was.
+    def pack(
+        self, Routes routes not None, const unsigned char[::1] buffer not None,
+        const unsigned char[::1] table not None, size_t start, uint32_t connection,
+        uint64_t first_seq, uint64_t now_ms, bint lasting=False, uint32_t far_queue=0
+    ):
+        """Pack publishes of one channel from row `start` on.
 
-        `first_seq` is the confirm number of the first message, 0 when the channel takes no confirms. `lasting`: nobody
-        changes the bytes of `buffer` any more; a large body is left there until take(). `far_queue`: what goes to that
-        one is packed for its shard, though its consumer is HERE.
+        Returns (next row, why it stopped). `in_sequence` tells whether one of them was.
+
+        `first_seq` is the confirm number of the first message, 0 when the channel takes no
+        confirms. `lasting`: nobody changes the bytes of `buffer` any more; a large body is left
+        there until take(). `far_queue`: what goes to that one is packed for its shard, though its
+        consumer is HERE.
         """
         cdef size_t rows = table.shape[0] // sizeof(Row)
         cdef size_t at
@@ -210,14 +233,23 @@ cdef class Packer:
             return start, W_DONE
         row = <Row *> &table[0] + start
         if lasting and rows - start == 1 and row.body_len >= LARGE_BYTES and row.body_frames == 1:
-            why = self.leave(routes, memoryview(buffer), &buffer[0], row, connection, first_seq, now_ms)
+            why = self.leave(
+                routes, memoryview(buffer), &buffer[0], row, connection, first_seq, now_ms
+            )
             return start + (why == W_DONE), why
-        why = self.pack_rows(routes, &buffer[0], <Row *> &table[0], rows, start, connection, first_seq, now_ms, &at)
+        why = self.pack_rows(
+            routes, &buffer[0], <Row *> &table[0], rows, start, connection, first_seq, now_ms, &at
+        )
         return at, why
 
-    cdef int pack_rows(self, Routes routes, const uint8_t *buf, Row *table, size_t rows, size_t start,
-                       uint32_t connection, uint64_t first_seq, uint64_t now_ms, size_t *stopped) except -1:
-        """Pack as pack() does, of rows in memory; at least one is left. Return why it stopped, before row `stopped`."""
+    cdef int pack_rows(
+        self, Routes routes, const uint8_t *buf, Row *table, size_t rows, size_t start,
+        uint32_t connection, uint64_t first_seq, uint64_t now_ms, size_t *stopped
+    ) except -1:
+        """Pack as pack() does, of rows in memory; at least one is left.
+
+        Return why it stopped, before row `stopped`.
+        """
         cdef int why
         self.in_sequence = False
         if routes.spread_count and rows > self.spread_room:
@@ -231,13 +263,17 @@ cdef class Packer:
             self.order = self.sharers + rows
             self.spread_room = rows
         with nogil:
-            why = self._pack(routes, buf, table, rows, start, connection, first_seq, now_ms, stopped)
+            why = self._pack(
+                routes, buf, table, rows, start, connection, first_seq, now_ms, stopped
+            )
         if why < 0:
             raise MemoryError("publish batch")
         return why
 
-    cdef int _pack(self, Routes routes, const uint8_t *buf, Row *table, size_t rows, size_t start,
-                   uint32_t connection, uint64_t first_seq, uint64_t now_ms, size_t *stopped) noexcept nogil:
+    cdef int _pack(
+        self, Routes routes, const uint8_t *buf, Row *table, size_t rows, size_t start,
+        uint32_t connection, uint64_t first_seq, uint64_t now_ms, size_t *stopped
+    ) noexcept nogil:
         cdef uint64_t seq = first_seq
         cdef size_t i = start, count
         cdef size_t begun = start  # the first row of those that take `route`
@@ -248,7 +284,8 @@ cdef class Packer:
         cdef uint16_t channel = table[start].channel
         cdef int flags
         cdef int why = W_DONE
-        # What the references weigh of one message on `route`, of all before row `since`, and where it is enough.
+        # What the references weigh of one message on `route`, of all before row `since`, and where
+        # it is enough.
         cdef size_t weight = 0, weighed = 0, since = start, enough = rows
         while i < enough:
             row = &table[i]
@@ -266,13 +303,22 @@ cdef class Packer:
                 if route != NULL:
                     passed(routes, route, i - begun)
                 begun = i
-                if routes.spread_count and not (
-                        goes_to(buf + row.line_off, row.line_len, spread) if spread != NULL else
-                        memo_row != NULL and same_exchange(buf + row.line_off, buf + memo_row.line_off)):
+                if (
+                    routes.spread_count
+                    and not (
+                        goes_to(buf + row.line_off, row.line_len, spread)
+                        if spread != NULL
+                        else memo_row != NULL
+                        and same_exchange(buf + row.line_off, buf + memo_row.line_off)
+                    )
+                ):
                     spread = routes.find_spread(buf + row.line_off, row.line_len)
                 if spread != NULL and spread.how != H_ANY:
                     count = self.collect(routes, spread, buf, row, rows - i)
-                    if self.put_collected(spread, buf, row, <uint32_t> count, connection, channel, seq, now_ms, routes.generation):
+                    if self.put_collected(
+                        spread, buf, row, <uint32_t> count, connection, channel, seq, now_ms,
+                        routes.generation
+                    ):
                         stopped[0] = i
                         return -1
                     passed(routes, spread.routes, count)
@@ -281,7 +327,11 @@ cdef class Packer:
                     i += count
                     memo_row, route = NULL, NULL
                     continue
-                route = spread.routes if spread != NULL else routes.find(buf + row.line_off, row.line_len)
+                route = (
+                    spread.routes
+                    if spread != NULL
+                    else routes.find(buf + row.line_off, row.line_len)
+                )
                 memo_row = row
                 if route == NULL:
                     why = W_UNKNOWN
@@ -289,7 +339,9 @@ cdef class Packer:
                 weighed += (i - since) * weight
                 since, weight, enough = i, weight_of(route), rows
                 if weight:
-                    enough = min(rows, i + 1 + (PACK_WEIGHT_MAX - min(weighed, PACK_WEIGHT_MAX)) // weight)
+                    enough = min(
+                        rows, i + 1 + (PACK_WEIGHT_MAX - min(weighed, PACK_WEIGHT_MAX)) // weight
+                    )
             if route.kind >= 2:
                 if route.kind == 2:
                     why = W_ASK
@@ -303,11 +355,17 @@ cdef class Packer:
                     why = W_UNROUTABLE
                     break
                 self.unroutable += 1
-            elif row.body_len >= LENT_BYTES_MIN and self.borrowers and self.lent_run(route, buf, row, flags) != NO_RUN:
+            elif (
+                row.body_len >= LENT_BYTES_MIN
+                and self.borrowers
+                and self.lent_run(route, buf, row, flags) != NO_RUN
+            ):
                 if self.lend(route, buf, row, connection, channel, seq, now_ms, flags):
                     stopped[0] = i
                     return -1
-            elif self.add(route, buf, row, connection, channel, seq, now_ms, flags, routes.generation):
+            elif self.add(
+                route, buf, row, connection, channel, seq, now_ms, flags, routes.generation
+            ):
                 stopped[0] = i
                 return -1
             if seq:
@@ -320,9 +378,14 @@ cdef class Packer:
         stopped[0] = i
         return why
 
-    cdef void come_near(self, Route *route, const uint8_t *buf, Row *first, size_t rows, int flags) noexcept nogil:
-        """Of rows from `first` on, how many say the same line, and no place in what a producer sends: the shard alone
-        knows what it sent before."""
+    cdef void come_near(
+        self, Route *route, const uint8_t *buf, Row *first, size_t rows, int flags
+    ) noexcept nogil:
+        """Note the queue of rows from `first` on, and how many of them go to its consumer at once.
+
+        These rows say the same line, and no place in the messages of a producer: the shard alone
+        knows what a producer sent before.
+        """
         cdef Row *row = first
         cdef size_t count = 0
         while not flags & IN_SEQUENCE:
@@ -337,9 +400,14 @@ cdef class Packer:
         self.near_queue = route.targets.ids[0]
         self.near_count = count
 
-    cdef size_t collect(self, Routes routes, Spread *spread, const uint8_t *buf, Row *table, size_t rows) noexcept nogil:
-        """Of rows from the first of `table` on, which is the spread's, as many as are like it: their number. `chosen` then
-        says the queue of each. A step for all rows at a time: what one row has to wait for keeps no other from being begun."""
+    cdef size_t collect(
+        self, Routes routes, Spread *spread, const uint8_t *buf, Row *table, size_t rows
+    ) noexcept nogil:
+        """Return how many rows are like the first of `table`, which is of `spread`, and follow it.
+
+        The first counts, too. `chosen` then says the queue of each. Each step is done for all rows
+        at once, so that waiting for memory for one row does not keep others from being begun.
+        """
         cdef size_t count = 0
         cdef uint64_t facts = facts_of(table)
         cdef Row *row
@@ -347,7 +415,13 @@ cdef class Packer:
         self.alike = table.flags & (SPECIAL | MAY_HAVE_SEQUENCE) == 0
         while count < rows:
             row = table + count
-            if count and (row.channel != table.channel or not goes_to(buf + row.line_off, row.line_len, spread)):
+            if (
+                count
+                and (
+                    row.channel != table.channel
+                    or not goes_to(buf + row.line_off, row.line_len, spread)
+                )
+            ):
                 break
             if facts_of(row) != facts or not self.alike:
                 flags = record_flags(buf, row)
@@ -361,17 +435,24 @@ cdef class Packer:
         routes.choose(spread, self.hashes, <uint32_t> count, self.chosen)
         return count
 
-    cdef int put_collected(self, Spread *spread, const uint8_t *buf, Row *table, uint32_t count, uint32_t connection,
-                           uint16_t channel, uint64_t first_seq, uint64_t now_ms, uint64_t generation) noexcept nogil:
-        """What was collected: one record for all of a queue, as far as they allow it. `first_seq`: of the first row, or 0."""
+    cdef int put_collected(
+        self, Spread *spread, const uint8_t *buf, Row *table, uint32_t count, uint32_t connection,
+        uint16_t channel, uint64_t first_seq, uint64_t now_ms, uint64_t generation
+    ) noexcept nogil:
+        """Put the rows that were collected: one record for all rows of a queue, as far as possible.
+
+        `first_seq` is the confirm number of the first row, or 0.
+        """
         cdef uint32_t i, sharers = 0
         cdef size_t most = 0
         cdef Share *share
         cdef int failed
         cdef bint alike
         if count == 1:
-            return self.add(&spread.routes[self.chosen[0]], buf, table, connection, channel, first_seq, now_ms,
-                            <uint8_t> record_flags(buf, table), generation)
+            return self.add(
+                &spread.routes[self.chosen[0]], buf, table, connection, channel, first_seq, now_ms,
+                <uint8_t> record_flags(buf, table), generation
+            )
         for i in range(count):
             share = &spread.shares[self.chosen[i]]
             if not share.count:
@@ -384,16 +465,24 @@ cdef class Packer:
         if alike and sharers > 1 and count >= OWN_RECORD_ROWS * sharers:
             failed = self.put_alike(spread, sharers, buf, table, count, connection, channel, now_ms)
         else:
-            failed = self.put_each(spread, sharers, buf, table, count, connection, channel, first_seq, now_ms, generation)
+            failed = self.put_each(
+                spread, sharers, buf, table, count, connection, channel, first_seq, now_ms,
+                generation
+            )
         for i in range(sharers):
             share = &spread.shares[self.sharers[i]]
             share.count, share.bytes = 0, 0
         return failed
 
-    cdef int put_alike(self, Spread *spread, uint32_t sharers, const uint8_t *buf, Row *table, uint32_t count,
-                       uint32_t connection, uint16_t channel, uint64_t now_ms) noexcept nogil:
-        """Rows that want no confirms and differ in nothing but the queue. The record of each queue is laid out before one is
-        filled, so that the rows are read in their order, as they lie in memory."""
+    cdef int put_alike(
+        self, Spread *spread, uint32_t sharers, const uint8_t *buf, Row *table, uint32_t count,
+        uint32_t connection, uint16_t channel, uint64_t now_ms
+    ) noexcept nogil:
+        """Put rows that want no confirms and differ in nothing but the queue.
+
+        The record of each queue is laid out before one is filled, so that the rows are read in
+        their order, as they lie in memory.
+        """
         cdef uint32_t i
         cdef Share *share
         for i in range(sharers):
@@ -414,32 +503,41 @@ cdef class Packer:
             close_filled(&spread.shares[self.sharers[i]])
         return 0
 
-    cdef int lay_out(self, Spread *spread, uint32_t chosen, Row *like, uint32_t connection, uint16_t channel,
-                     uint64_t now_ms) noexcept nogil:
-        """The head of a record for this share, and room for the rest."""
+    cdef int lay_out(
+        self, Spread *spread, uint32_t chosen, Row *like, uint32_t connection, uint16_t channel,
+        uint64_t now_ms
+    ) noexcept nogil:
+        """Write the head of a record for this share, and make room for the rest."""
         cdef Share *share = &spread.shares[chosen]
         cdef Route *route = &spread.routes[chosen]
         cdef Writer *w = &self.writers[route.targets.shard]
         cdef uint8_t flags = PERSISTENT if like.delivery_mode == 2 else 0
         close_record(w)
-        if reserve(&w.runs, RUN) or open_record(w, route.targets, like, connection, channel, 0, now_ms, flags):
+        if (
+            reserve(&w.runs, RUN)
+            or open_record(w, route.targets, like, connection, channel, 0, now_ms, flags)
+        ):
             return -1
         w.is_open = 0  # it is closed when it is filled
-        share.writer, share.record_at, share.run_at, share.start = w, w.record_at, w.run_at, w.records.used
+        share.writer, share.record_at = w, w.record_at
+        share.run_at, share.start = w.run_at, w.records.used
         if reserve(&w.records, share.bytes + 8):
             take_back(w, share)
             return -1
-        w.records.used += share.bytes + (-(share.start + share.bytes - share.record_at) & 7)  # as seal() will pad it
+        # seal() will pad the record like this.
+        w.records.used += share.bytes + (-(share.start + share.bytes - share.record_at) & 7)
         w.messages += share.count
         if flags & PERSISTENT and route.durable:
             w.needs_sync = 1
         self.touched |= <uint64_t> 1 << route.targets.shard
         return 0
 
-    cdef int put_each(self, Spread *spread, uint32_t sharers, const uint8_t *buf, Row *table, uint32_t count,
-                      uint32_t connection, uint16_t channel, uint64_t first_seq, uint64_t now_ms,
-                      uint64_t generation) noexcept nogil:
-        """Any rows, queue after queue."""
+    cdef int put_each(
+        self, Spread *spread, uint32_t sharers, const uint8_t *buf, Row *table, uint32_t count,
+        uint32_t connection, uint16_t channel, uint64_t first_seq, uint64_t now_ms,
+        uint64_t generation
+    ) noexcept nogil:
+        """Put any rows, queue after queue."""
         cdef uint32_t i, k, at = 0
         cdef Share *share
         for i in range(sharers):
@@ -452,13 +550,18 @@ cdef class Packer:
             share.next_row += 1
         for k in range(count):
             i = self.order[k]
-            if self.add(&spread.routes[self.chosen[i]], buf, &table[i], connection, channel, first_seq + i if first_seq else 0,
-                        now_ms, <uint8_t> record_flags(buf, &table[i]), generation):
+            if self.add(
+                &spread.routes[self.chosen[i]], buf, &table[i], connection, channel,
+                first_seq + i if first_seq else 0, now_ms, <uint8_t> record_flags(buf, &table[i]),
+                generation
+            ):
                 return -1
         return 0
 
-    cdef int add(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
-                        uint64_t seq, uint64_t now_ms, uint8_t flags, uint64_t generation) noexcept nogil:
+    cdef int add(
+        self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
+        uint64_t seq, uint64_t now_ms, uint8_t flags, uint64_t generation
+    ) noexcept nogil:
         cdef uint32_t k
         cdef Target *target
         cdef Writer *w
@@ -466,9 +569,17 @@ cdef class Packer:
             target = &route.targets[k]
             w = &self.writers[target.shard]
             self.touched |= <uint64_t> 1 << target.shard
-            if not (w.is_open and w.target == target and w.generation == generation and w.connection == connection and w.channel == channel
-                    and w.flags == flags and w.priority == row.priority
-                    and w.ttl_ms == row.ttl_ms and w.records.used - w.record_at < RUN_BYTES_MAX):
+            if not (
+                w.is_open
+                and w.target == target
+                and w.generation == generation
+                and w.connection == connection
+                and w.channel == channel
+                and w.flags == flags
+                and w.priority == row.priority
+                and w.ttl_ms == row.ttl_ms
+                and w.records.used - w.record_at < RUN_BYTES_MAX
+            ):
                 close_record(w)
                 if open_record(w, target, row, connection, channel, seq, now_ms, flags):
                     return -1
@@ -485,34 +596,52 @@ cdef class Packer:
                 w.needs_sync = 1
         return 0
 
-    cdef uint32_t lent_run(self, Route *route, const uint8_t *buf, Row *row, int flags) noexcept nogil:
+    cdef uint32_t lent_run(
+        self, Route *route, const uint8_t *buf, Row *row, int flags
+    ) noexcept nogil:
         """Return the run that a large body is lent from, or NO_RUN if it is copied."""
         if row.body_frames != 1 or route.count != 1 or flags & ~PERSISTENT \
                 or not self.borrowers >> route.targets.shard & 1:
             return NO_RUN
         return self.bodies.run_of(buf + row.body_off + 7)
 
-    cdef int lend(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel, uint64_t seq,
-                  uint64_t now_ms, int flags) noexcept nogil:
-        """Put a publish into a record of its own, with the place of its body. lent_run() has said that it may be lent."""
+    cdef int lend(
+        self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
+        uint64_t seq, uint64_t now_ms, int flags
+    ) noexcept nogil:
+        """Put a publish into a record of its own, with the place of its body.
+
+        lent_run() has said that the body may be lent.
+        """
         cdef const uint8_t *body = buf + row.body_off + 7
         cdef uint32_t run = self.bodies.run_of(body)
         cdef Writer *w = &self.writers[route.targets.shard]
         self.touched |= <uint64_t> 1 << route.targets.shard
         close_record(w)
-        if open_record(w, route.targets, row, connection, channel, seq, now_ms, <uint8_t> (flags | LENT)) or \
-                put_lent(w, buf, row, body - self.bodies.data, run):
+        if (
+            open_record(
+                w, route.targets, row, connection, channel, seq, now_ms, <uint8_t> (flags | LENT)
+            )
+            or put_lent(w, buf, row, body - self.bodies.data, run)
+        ):
             return -1
         self.bodies.hold(run)
         if flags & PERSISTENT and route.durable:
             w.needs_sync = 1
         return 0
 
-    cdef int leave(self, Routes routes, object buffer, const uint8_t *buf, Row *row, uint32_t connection, uint64_t seq,
-                   uint64_t now_ms) except -1:
-        """As _pack(), of one publish with a large body: that stays in `buffer`, which comes between what the records have
-        before it and its zeros."""
-        cdef Spread *spread = routes.find_spread(buf + row.line_off, row.line_len) if routes.spread_count else NULL
+    cdef int leave(
+        self, Routes routes, object buffer, const uint8_t *buf, Row *row, uint32_t connection,
+        uint64_t seq, uint64_t now_ms
+    ) except -1:
+        """Pack one publish with a large body, which stays in `buffer`.
+
+        The body comes between the records before it and the zeros behind it. Return as _pack()
+        does.
+        """
+        cdef Spread *spread = (
+            routes.find_spread(buf + row.line_off, row.line_len) if routes.spread_count else NULL
+        )
         cdef Route *route
         cdef Writer *w
         cdef uint32_t k, chosen = 0
@@ -550,27 +679,38 @@ cdef class Packer:
             w = &self.writers[route.targets[k].shard]
             self.touched |= <uint64_t> 1 << route.targets[k].shard
             close_record(w)
-            if open_record(w, &route.targets[k], row, connection, row.channel, seq, now_ms, flags) or \
-                    put_head(w, buf, row, &zeros):
+            if (
+                open_record(w, &route.targets[k], row, connection, row.channel, seq, now_ms, flags)
+                or put_head(w, buf, row, &zeros)
+            ):
                 raise MemoryError("publish batch")
-            self.larges[route.targets[k].shard].append((w.records.used - zeros, buffer[body:body + row.body_len]))
+            self.larges[route.targets[k].shard].append(
+                (w.records.used - zeros, buffer[body:body + row.body_len])
+            )
             if flags & PERSISTENT and route.durable:
                 w.needs_sync = 1
         passed(routes, route, 1)
         return W_DONE
 
-    def add_stored(self, int shard, list ids not None, const unsigned char[::1] message not None,
-                   uint32_t connection, uint16_t channel, uint64_t seq, uint64_t now_ms, uint32_t ttl_ms,
-                   uint8_t priority, bint persistent, bint needs_sync, uint32_t count=1,
-                   bint in_sequence=False, uint8_t marks=0):
-        """Stored messages back to back as a run of their own: what the caller decided about (CC, headers, transactions,
-        dead letters). `seq` is that of the first. `in_sequence`: they are stored once, by what their headers say. `marks`: HAS_BCC,
-        OWN_LETTERS."""
+    def add_stored(
+        self, int shard, list ids not None, const unsigned char[::1] message not None,
+        uint32_t connection, uint16_t channel, uint64_t seq, uint64_t now_ms, uint32_t ttl_ms,
+        uint8_t priority, bint persistent, bint needs_sync, uint32_t count=1,
+        bint in_sequence=False, uint8_t marks=0
+    ):
+        """Add stored messages, back to back, as a run of their own.
+
+        The caller has decided where they go (CC, headers, transactions, dead letters). `seq` is the
+        confirm number of the first. With `in_sequence` they are stored once, by what their headers
+        say. `marks` are HAS_BCC and OWN_LETTERS.
+        """
         cdef Writer *w
         cdef Row row
         cdef Target target
         cdef uint32_t i
-        cdef uint8_t flags = (PERSISTENT if persistent else 0) | (IN_SEQUENCE if in_sequence else 0) | marks
+        cdef uint8_t flags = (
+            (PERSISTENT if persistent else 0) | (IN_SEQUENCE if in_sequence else 0) | marks
+        )
         if not 0 <= shard < self.shards:
             raise ValueError(f"shard {shard} of {self.shards}")
         w = &self.writers[shard]
@@ -601,13 +741,13 @@ cdef class Packer:
         free(target.ids)
 
     cpdef uint64_t take_touched(self):
-        """Bit mask of the shards that got messages since the last call."""
+        """Return a bit mask of the shards that got messages since the last call."""
         cdef uint64_t touched = self.touched
         self.touched = 0
         return touched
 
     cpdef uint64_t waiting(self):
-        """Bit mask of the shards for which messages wait for take()."""
+        """Return a bit mask of the shards for which messages wait for take()."""
         cdef uint64_t found = 0
         cdef int shard
         for shard in range(self.shards):
@@ -616,12 +756,14 @@ cdef class Packer:
         return found
 
     cpdef size_t pending(self, int shard):
-        """What waits for take() weighs: bytes of records, and weight()."""
+        """Return what all that waits for take() weighs: bytes of records, and weight()."""
         return self.writers[shard].records.used + self.writers[shard].elsewhere + self.weight(shard)
 
     cpdef size_t weight(self, int shard):
-        """What waits for take_parts() weighs beside its bytes: lent bodies, and the references of messages that go to
-        several queues."""
+        """Return what all that waits for take_parts() weighs beside its bytes.
+
+        Lent bodies have a weight, and so have the references of messages that go to several queues.
+        """
         cdef Writer *w = &self.writers[shard]
         cdef size_t weight = w.weight
         cdef uint16_t queues
@@ -633,17 +775,26 @@ cdef class Packer:
         return weight + references_weight(w.count, queues)
 
     def messages(self, int shard):
-        """Messages that wait for take()."""
+        """Return how many messages wait for take()."""
         return self.writers[shard].messages
 
-    def take(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch, bint wanted=True):
-        """The PUBLISH message of what was packed for `shard`, or None; the writer is empty again. `wanted`: somebody waits for its
-        confirm; nothing needs to be synced for nobody. Bodies are lent if may_lend() has said so, else they are copied."""
+    def take(
+        self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch,
+        bint wanted=True
+    ):
+        """Return the PUBLISH message of what was packed for `shard`, or None, and empty the writer.
+
+        `wanted`: somebody waits for its confirm. Without it nothing needs to be synced. Bodies are
+        lent if may_lend() has said so, else they are copied.
+        """
         message = self.take_parts(shard, peer, incarnation, epoch, batch, wanted)
         return b"".join(message) if type(message) is list else message
 
-    cpdef object take_parts(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch, bint wanted=True):
-        """As take(), in parts when the records are large."""
+    cpdef object take_parts(
+        self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch,
+        bint wanted=True
+    ):
+        """Do the same as take(); return a list of parts if the records are large."""
         cdef Writer *w = &self.writers[shard]
         cdef size_t total
         cdef bytes out
@@ -653,12 +804,18 @@ cdef class Packer:
         total = self.close_small(shard)
         if total:
             out = PyBytes_FromStringAndSize(NULL, total)
-            self.write(shard, <uint8_t *> PyBytes_AS_STRING(out), peer, incarnation, epoch, batch, wanted)
+            self.write(
+                shard, <uint8_t *> PyBytes_AS_STRING(out), peer, incarnation, epoch, batch, wanted
+            )
             return out
-        cdef list owned = self.owned(shard) if w.lent.used and not self.borrowers >> shard & 1 else None
+        cdef list owned = (
+            self.owned(shard) if w.lent.used and not self.borrowers >> shard & 1 else None
+        )
         cdef uint32_t owned_bytes
         out = PyBytes_FromStringAndSize(NULL, PUBLISH_HEADER + w.runs.used)
-        self.write_head(w, <uint8_t *> PyBytes_AS_STRING(out), shard, peer, incarnation, epoch, batch, wanted)
+        self.write_head(
+            w, <uint8_t *> PyBytes_AS_STRING(out), shard, peer, incarnation, epoch, batch, wanted
+        )
         if owned is not None:
             owned_bytes = <uint32_t> sum(map(len, owned))
             memcpy(PyBytes_AS_STRING(out) + 28, &owned_bytes, 4)
@@ -670,21 +827,34 @@ cdef class Packer:
         return parts
 
     cdef size_t close_small(self, int shard) noexcept:
-        """Close the last record of a shard that has messages; return the bytes of its PUBLISH, 0 if take_parts() makes parts of it."""
+        """Close the last record of a shard that has messages.
+
+        Return the bytes of its PUBLISH, 0 if take_parts() makes parts of it.
+        """
         cdef Writer *w = &self.writers[shard]
         close_record(w)
-        return 0 if w.lent.used or w.records.used + w.elsewhere >= LARGE_BYTES else PUBLISH_HEADER + w.runs.used + w.records.used
+        return (
+            0 if w.lent.used or w.records.used + w.elsewhere >= LARGE_BYTES
+            else PUBLISH_HEADER + w.runs.used + w.records.used
+        )
 
-    cdef void write(self, int shard, uint8_t *to, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch,
-                    bint wanted) noexcept:
-        """Write the PUBLISH to where there are as many bytes as close_small() returned; the writer is empty again."""
+    cdef void write(
+        self, int shard, uint8_t *to, uint16_t peer, uint32_t incarnation, uint32_t epoch,
+        uint64_t batch, bint wanted
+    ) noexcept:
+        """Write the PUBLISH to `to`, and empty the writer.
+
+        There is room for as many bytes as close_small() returned.
+        """
         cdef Writer *w = &self.writers[shard]
         self.write_head(w, to, shard, peer, incarnation, epoch, batch, wanted)
         memcpy(to + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
         self.clear(w)
 
-    cdef void write_head(self, Writer *w, uint8_t *p, uint32_t shard, uint16_t peer, uint32_t incarnation, uint32_t epoch,
-                         uint64_t batch, bint wanted) noexcept:
+    cdef void write_head(
+        self, Writer *w, uint8_t *p, uint32_t shard, uint16_t peer, uint32_t incarnation,
+        uint32_t epoch, uint64_t batch, bint wanted
+    ) noexcept:
         cdef uint32_t n32
         write_header(p, KIND_PUBLISH, peer, incarnation, epoch, shard)
         memcpy(p + 16, &batch, 8)
@@ -733,11 +903,14 @@ cdef class Packer:
         return 0
 
     cdef list owned(self, int shard):
-        """Return the records that wait for `shard`, as parts, with copies of the bodies that were lent: the shard cannot
-        see their memory, or not any more."""
+        """Return the records that wait for `shard`, as parts, with copies of the lent bodies.
+
+        The shard cannot see the memory of these bodies, or can no longer.
+        """
         cdef Writer *w = &self.writers[shard]
         cdef list parts = [], larges = self.larges[shard]
-        cdef size_t at = 0, before, was = 0, comes = 0  # offset of a record here, among all records, and in `parts`
+        # The offset of a record here, among all records, and in `parts`.
+        cdef size_t at = 0, before, was = 0, comes = 0
         cdef size_t left = 0, run = 0
         cdef uint32_t length, said
         while at < w.records.used:
@@ -795,14 +968,23 @@ cdef class Packer:
 
 
 def crc32c(const unsigned char[::1] data not None):
-    """CRC-32C of the bytes."""
+    """Return the CRC-32C of the bytes."""
     return c_crc32c(0, &data[0], data.shape[0]) if data.shape[0] else 0
 
 
 def place_of(const unsigned char[::1] props not None):
-    """(producer, sequence) that the headers of a message say; None: not both. ValueError: they mean nothing."""
+    """Return (producer, sequence) that the headers of a message say, None if one is missing.
+
+    Raise ValueError if the headers mean nothing.
+    """
     cdef Sequence place
     cdef int found = sequence_read(&props[0], props.shape[0], &place) if props.shape[0] else 0
     if found < 0:
-        raise ValueError("x-producer-id must be a string of 1 to 255 bytes, x-sequence an integer from 0 on")
-    return (PyBytes_FromStringAndSize(<char *> place.producer, place.length), place.number) if found else None
+        raise ValueError(
+            "x-producer-id must be a string of 1 to 255 bytes, x-sequence an integer from 0 on"
+        )
+    return (
+        (PyBytes_FromStringAndSize(<char *> place.producer, place.length), place.number)
+        if found
+        else None
+    )

@@ -1,6 +1,8 @@
 # cython: language_level=3
-"""The publishes of one shard as they are written: runs and records (packer.pyx says what they look like), of rows of the
-table that the AMQP library makes of a read."""
+"""The publishes of one shard as they are written: runs and records, which packer.pyx draws.
+
+They are made of rows of the table that the AMQP library makes of a read.
+"""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -16,8 +18,8 @@ cdef extern from "../crc32c.h" nogil:
 cdef enum:
     RUN = 24
     RECORD_HEADER = 28
-    # flags of a table row that need a look by the caller: CC, user_id, bad expiration, reply-to, bad properties, a
-    # dead-letter exchange of its own
+    # flags of a table row that need a look by the caller: CC, user_id, bad expiration, reply-to,
+    # bad properties, a dead-letter exchange of its own
     SPECIAL = 2 | 4 | 8 | 16 | 32 | 128
     # flag of one that may be in a sequence
     MAY_HAVE_SEQUENCE = 64
@@ -76,8 +78,10 @@ cdef struct Writer:  # the next PUBLISH of one shard
     size_t lent_bytes  # what these bodies weigh
 
 cdef inline size_t seal(Writer *w, const uint8_t *body, size_t body_len) noexcept nogil:
-    """Finish the open record: length, count, checksum, and padding, of which there are so many bytes. `body`: what comes
-    before the padding, and is elsewhere."""
+    """Finish the open record: length, count, checksum and padding. Return the bytes of padding.
+
+    `body` comes before the padding, and lies elsewhere.
+    """
     cdef uint8_t *record = w.records.data + w.record_at
     cdef uint8_t *behind = w.records.data + w.records.used
     cdef size_t here = w.records.used - w.record_at
@@ -111,7 +115,7 @@ cdef inline uint64_t facts_of(const Row *row) noexcept nogil:
     return facts
 
 cdef inline int record_flags(const uint8_t *buf, Row *row) noexcept nogil:
-    """Of the record it belongs into; -1: the caller has to look at it."""
+    """Return the flags of the record that a row belongs into, -1 if the caller must look at it."""
     cdef Sequence place
     cdef int found
     cdef int flags = PERSISTENT if row.delivery_mode == 2 else 0
@@ -128,8 +132,13 @@ cdef inline void end_run(Writer *w) noexcept nogil:
     memcpy(w.runs.data + w.run_at + 16, &count, 4)
     w.counted = w.count
 
-cdef inline int begin_run(Writer *w, uint32_t connection, uint16_t channel, uint64_t seq) noexcept nogil:
-    """Into the open record: its messages may be numbered with gaps, each run without."""
+cdef inline int begin_run(
+    Writer *w, uint32_t connection, uint16_t channel, uint64_t seq
+) noexcept nogil:
+    """Begin a run in the open record.
+
+    The confirm numbers in a record may have gaps, those in a run have none.
+    """
     cdef uint8_t *p
     cdef uint32_t at = <uint32_t> (w.record_at + w.elsewhere)
     if reserve(&w.runs, RUN):
@@ -146,8 +155,10 @@ cdef inline int begin_run(Writer *w, uint32_t connection, uint16_t channel, uint
     w.next_seq = seq
     return 0
 
-cdef inline int open_record(Writer *w, Target *target, Row *row, uint32_t connection, uint16_t channel,
-                  uint64_t seq, uint64_t now_ms, uint8_t flags) noexcept nogil:
+cdef inline int open_record(
+    Writer *w, Target *target, Row *row, uint32_t connection, uint16_t channel, uint64_t seq,
+    uint64_t now_ms, uint8_t flags
+) noexcept nogil:
     cdef uint8_t *p
     cdef uint16_t n16
     if regain(&w.records) or reserve(&w.records, RECORD_HEADER + 4 * target.queues + 8):
@@ -179,7 +190,10 @@ cdef inline int open_record(Writer *w, Target *target, Row *row, uint32_t connec
     return 0
 
 cdef inline int put_head(Writer *w, const uint8_t *buf, Row *row, size_t *zeros) noexcept nogil:
-    """The row's publish without its body, which is large and ends the record; then `zeros` bytes of it behind that."""
+    """Put a publish without its large body, which ends the record, and seal the record.
+
+    `zeros` is set to the bytes of padding that come behind the body.
+    """
     cdef uint32_t line = row.line_len - 1
     cdef uint32_t n32 = <uint32_t> row.body_len
     cdef uint8_t *p
@@ -196,8 +210,13 @@ cdef inline int put_head(Writer *w, const uint8_t *buf, Row *row, size_t *zeros)
     zeros[0] = seal(w, buf + row.body_off + 7, row.body_len)
     return 0
 
-cdef inline int put_lent(Writer *w, const uint8_t *buf, Row *row, uint64_t place, uint32_t run) noexcept nogil:
-    """Put the row's publish into the open record, which is LENT, and seal it: the body stays where it is."""
+cdef inline int put_lent(
+    Writer *w, const uint8_t *buf, Row *row, uint64_t place, uint32_t run
+) noexcept nogil:
+    """Put a publish into the open record, which is LENT, and seal it.
+
+    The body stays where it is.
+    """
     cdef uint32_t line = row.line_len - 1
     cdef uint32_t n32 = <uint32_t> row.body_len
     cdef uint8_t *p
@@ -226,7 +245,7 @@ cdef inline size_t stored_bytes(Row *row) noexcept nogil:
     return 8 + (row.line_len - 1) + <size_t> row.props_len + row.body_len
 
 cdef inline uint8_t *copied(uint8_t *p, const uint8_t *buf, Row *row) noexcept nogil:
-    """The row's publish as a stored message, to where there is room for it; where it ends."""
+    """Copy a publish as a stored message to where there is room for it; return where it ends."""
     cdef uint32_t line = row.line_len - 1  # without the bits
     cdef uint32_t size
     cdef uint64_t left

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Move messages from one process to another through a ring in shared memory, without locks.
 
     byte 0 of `place`    u64 tail    where the writer goes on; the writer sets it
@@ -6,11 +6,12 @@
         128              u32 asleep  1: the reader sleeps and wants the bell; who rings it sets 0
     `start` .. + `size`  entries:    u32 bytes  u32 kind  the message, zeros to 8
 
-Tail and head only rise. An entry lies at its position modulo `size`, in one piece. If an entry would
-not fit before the end of the ring, a SKIP leads to the start. A SKIP also leads to the start when
-the reader has taken everything, so that a ring that never fills touches only its first pages, which
-stay in the caches. A SWITCH says that the next messages come by ZeroMQ (lane.py). The bell is an
-eventfd. It is rung only for a reader that sleeps, and once for all messages that were put together.
+Tail and head only rise. An entry lies at its position modulo `size`, in one piece. If an entry
+would not fit before the end of the ring, a SKIP leads to the start. A SKIP also leads to the start
+when the reader has taken everything, so that a ring that never fills touches only its first pages,
+which stay in the caches. A SWITCH says that the next messages come by ZeroMQ (lane.py). The bell is
+an eventfd. It is rung only for a reader that sleeps, and once for all messages that were put
+together.
 
 The writer can gather a large message from several buffers, and the reader can look at it where it
 lies in the ring. So its bytes are copied once.
@@ -34,7 +35,9 @@ cdef extern from *:
     static inline uint64_t seen(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline void show(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
     static inline void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-    static inline uint32_t swap(uint32_t *p, uint32_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
+    static inline uint32_t swap(uint32_t *p, uint32_t v) {
+        return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);
+    }
     static inline uint32_t peek(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
     #if defined(__x86_64__) || defined(__i386__)
     static inline void rest(void) { __builtin_ia32_pause(); }
@@ -75,7 +78,9 @@ CONTROL_BYTES = 192
 
 
 cdef class _End:
-    def __cinit__(self, unsigned char[::1] memory not None, size_t place, size_t start, size_t size, *_):
+    def __cinit__(
+        self, unsigned char[::1] memory not None, size_t place, size_t start, size_t size, *_
+    ):
         if size % ENTRY or place % 64 or place + CONTROL_BYTES > <size_t> memory.shape[0] \
                 or start + size > <size_t> memory.shape[0] or size < 64:
             raise ValueError("a ring does not lie in its memory")
@@ -158,8 +163,14 @@ cdef class Writer(_End):
         cdef uint64_t skip = 0
         if need > self._largest:
             self._largest = need
-        if offset + need > self._size or (
-                head == self._at and offset >= BACK_AT and offset >= LARGE_ONES * self._largest + SMALL_ONES):
+        if (
+            offset + need > self._size
+            or (
+                head == self._at
+                and offset >= BACK_AT
+                and offset >= LARGE_ONES * self._largest + SMALL_ONES
+            )
+        ):
             skip = self._size - offset
             self._largest = need
         if length > 0xffffffff or self._at - head + skip + need + ENTRY > self._size:
@@ -171,7 +182,10 @@ cdef class Writer(_End):
         return self._data + self._at % self._size + ENTRY
 
     def put_switch(self):
-        """Tell the reader that the next messages come by ZeroMQ, until it has taken all that is in the ring."""
+        """Tell the reader that the next messages come by ZeroMQ.
+
+        The reader takes all that is in the ring first.
+        """
         self._entry(self._at, 0, SWITCH)
         self._at += ENTRY
         show(self._tail, self._at)
@@ -185,7 +199,10 @@ cdef class Taker:
     """Takes messages in where they lie in the ring, one after the other."""
 
     cdef bint take_in(self, const uint8_t *message, size_t size) except -1:
-        """Take a message in; return False, with nothing done, if it is to be taken out of the ring."""
+        """Take a message in where it lies.
+
+        Return False, with nothing done, if the message is to be taken out of the ring.
+        """
         return False
 
 
@@ -220,7 +237,10 @@ cdef class Reader(_End):
         while self._at != tail and most:
             offset = self._at % self._size
             entry = <uint32_t *> (self._data + offset)
-            if entry[1] != MESSAGE or min(self._size - offset, tail - self._at) < ENTRY + <uint64_t> entry[0]:
+            if (
+                entry[1] != MESSAGE
+                or min(self._size - offset, tail - self._at) < ENTRY + <uint64_t> entry[0]
+            ):
                 break
             if not taker.take_in(self._data + offset + ENTRY, entry[0]):
                 break
@@ -253,7 +273,9 @@ cdef class Reader(_End):
                     messages.append(self._whole[offset + ENTRY:offset + ENTRY + length])
                     self._holds = True
                 else:
-                    messages.append(PyBytes_FromStringAndSize(<char *> self._data + offset + ENTRY, length))
+                    messages.append(
+                        PyBytes_FromStringAndSize(<char *> self._data + offset + ENTRY, length)
+                    )
                 self._at += ENTRY + (<uint64_t> length + 7) // 8 * 8
                 most -= 1
             elif kind == SKIP:
@@ -309,8 +331,8 @@ def wait_for_any(list fds not None, double seconds):
 
 cdef enum:
     RINGS_MAX = 128
-    # Looks at the rings between two looks at the clock, and between two looks at a descriptor, which
-    # are system calls.
+    # Looks at the rings between two looks at the clock, and between two looks at a descriptor,
+    # which are system calls.
     CLOCK_EACH = 8
     DESCRIPTOR_EACH = 64
 

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What the packer reads of routes.pyx, by itself and for each message."""
+"""Declare what the packer reads of routes.pyx, by itself and for each message."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -55,7 +55,11 @@ cdef struct Spread:  # an exchange that gives each message to one of its queues,
     uint32_t exchange_len  # as on the line, with its length byte
 
 cdef inline bint goes_to(const uint8_t *line, uint32_t length, Spread *spread) noexcept nogil:
-    return length > spread.exchange_len and line[0] == spread.exchange[0] and same(spread.exchange, line, spread.exchange_len)
+    return (
+        length > spread.exchange_len
+        and line[0] == spread.exchange[0]
+        and same(spread.exchange, line, spread.exchange_len)
+    )
 
 cdef inline bint same_exchange(const uint8_t *line, const uint8_t *other) noexcept nogil:
     return line[0] == other[0] and same(line, other, <size_t> line[0] + 1)
@@ -80,7 +84,9 @@ cdef class Routes:
 
     cdef void free_spreads(self) noexcept
     cdef Spread *find_spread(self, const uint8_t *line, uint32_t length) noexcept nogil
-    cdef void choose(self, Spread *spread, const uint64_t *hashed, uint32_t count, uint32_t *chosen) noexcept nogil
+    cdef void choose(
+        self, Spread *spread, const uint64_t *hashed, uint32_t count, uint32_t *chosen
+    ) noexcept nogil
     cdef bint begin_spread(self, bytes exchange, int how, uint32_t count) except -1
     cdef void free_list(self, Route **routes, uint32_t count) noexcept
     cdef Route *find(self, const uint8_t *line, uint32_t length) noexcept nogil
@@ -88,13 +94,16 @@ cdef class Routes:
     cdef int grow(self) except -1
 
 cdef inline void passed(Routes routes, Route *route, size_t messages) noexcept nogil:
-    """Count messages that took this route. The packer does so once for neighbours of the same line."""
+    """Count messages that took this route.
+
+    The packer does so once for neighbours of the same line.
+    """
     cdef Passed *counts = routes.published.counts + route.exchange
     counts.came += messages
     counts.left += messages * route.reach
 
 cdef inline uint64_t hash_of(Routes routes, Spread *spread, const uint8_t *line) noexcept nogil:
-    """Of this message's key, or by chance."""
+    """Return the hash of this message's key, or chance."""
     cdef const uint8_t *key = line + spread.exchange_len
     if spread.how == H_CHANCE:
         routes.chance += 0x9e3779b97f4a7c15ULL

@@ -1,8 +1,9 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Where publishes go: the routes a front door has learnt, by the line of a publish or for all keys of an exchange.
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Remember the routes of publishes, by the line of a publish or for all keys of an exchange.
 
-The packer (packer.pyx) asks for each message, and without the GIL. How a key chooses one queue of several is written down
-in key_hash.h, and once more, slow and obvious, in broker/routing/hashing.py.
+The packer (packer.pyx) looks up each message, and without the GIL. How a key chooses one queue of
+several is written down in key_hash.h, and once more, slow and obvious, in
+broker/routing/hashing.py.
 """
 
 from cpython cimport array
@@ -14,9 +15,13 @@ from libc.string cimport memcmp, memcpy, memset
 from shardmq.shardd.wire.publishes cimport Target
 
 cdef extern from "key_hash.h" nogil:
-    uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const double *weights, uint32_t count, int equal)
-    void rendezvous_each(const uint64_t *hashed, uint32_t n, const uint64_t *seeds, const double *weights, uint32_t count, int equal,
-                         uint32_t *winners)
+    uint32_t rendezvous(
+        uint64_t hashed, const uint64_t *seeds, const double *weights, uint32_t count, int equal
+    )
+    void rendezvous_each(
+        const uint64_t *hashed, uint32_t n, const uint64_t *seeds, const double *weights,
+        uint32_t count, int equal, uint32_t *winners
+    )
     uint32_t jump_among(uint64_t hashed, const uint64_t *ends, uint32_t count)
 
 cdef enum:
@@ -92,8 +97,8 @@ cdef uint64_t next_generation() noexcept:
 cdef class Published:
     """What was published to each exchange of a vhost, and to how many queues it went.
 
-    The Routes of the vhost's users share it. A route knows the place of its exchange here, so `forget` may be called
-    only when all these Routes are empty.
+    The Routes of the vhost's users share it. A route knows the place of its exchange here, so
+    `forget` may be called only when all these Routes are empty.
     """
 
     def __cinit__(self):
@@ -120,7 +125,10 @@ cdef class Published:
         return place
 
     def add(self, bytes exchange not None, uint64_t came, uint64_t left):
-        """Count messages that did not come by a route: `came` to the exchange, which gave them to `left` queues."""
+        """Count messages that did not come by a route.
+
+        `came` messages came to the exchange, which gave them to `left` queues.
+        """
         cdef uint32_t place = self.place_of(exchange)  # which may move the memory
         self.counts[place].came += came
         self.counts[place].left += left
@@ -139,7 +147,8 @@ cdef class Published:
         cdef dict places = self.places
         cdef uint32_t place, left = 0
         self.places = {}
-        for exchange, place in places.items():  # by place: what is moved goes where nothing is needed any more
+        # They come by place: each is moved to where nothing is needed any more.
+        for exchange, place in places.items():
             if not gone(exchange):
                 self.counts[left] = self.counts[place]
                 self.places[exchange] = left
@@ -147,10 +156,10 @@ cdef class Published:
 
 
 cdef class Routes:
-    """Publish line (exchange, key, bits) to the queues it reaches: a hash table the packer reads without the GIL.
+    """A hash table of routes by publish line (exchange, key, bits), read without the GIL.
 
-    The caller empties it (`clear`) whenever the catalog changes. `generation` is another one after each clear, so that
-    a run begun with a forgotten route is never continued.
+    The caller empties the table (`clear`) whenever the catalog changes. `generation` is another one
+    after each clear, so that a run begun with a forgotten route is never continued.
     """
 
     def __cinit__(self, uint64_t seed=1, Published published=None):
@@ -188,11 +197,15 @@ cdef class Routes:
                 return &self.spreads[i]
         return NULL
 
-    cdef void choose(self, Spread *spread, const uint64_t *hashed, uint32_t count, uint32_t *chosen) noexcept nogil:
-        """Which of its queues each of these hashes leads to."""
+    cdef void choose(
+        self, Spread *spread, const uint64_t *hashed, uint32_t count, uint32_t *chosen
+    ) noexcept nogil:
+        """Choose one of the spread's queues for each of these hashes."""
         cdef uint32_t i
         if spread.how == H_RENDEZVOUS:
-            rendezvous_each(hashed, count, spread.seeds, spread.weights, spread.count, spread.equal, chosen)
+            rendezvous_each(
+                hashed, count, spread.seeds, spread.weights, spread.count, spread.equal, chosen
+            )
         elif spread.how == H_JUMP:
             for i in range(count):
                 chosen[i] = jump_among(hashed[i], spread.seeds, spread.count)
@@ -203,8 +216,11 @@ cdef class Routes:
                 chosen[i] = hashed[i] % spread.count
 
     def learn_spread(self, bytes exchange not None, int how, list members not None) -> bool:
-        """Messages to `exchange`, whatever their key, go to one of `members`: [(weight, seed, shard, queue id, durable)],
-        at least one. False: too many are known already."""
+        """Note that messages to `exchange` go to one of `members`, chosen by their key.
+
+        `members` has at least one (weight, seed, shard, queue id, durable). Return False if too
+        many exchanges are known already.
+        """
         cdef Spread *spread
         cdef uint32_t i
         if not members or not self.begin_spread(exchange, how, len(members)):
@@ -222,8 +238,10 @@ cdef class Routes:
 
     def learn_exchange(self, bytes exchange not None, int kind, list targets not None, bint durable,
                        uint32_t reach=0) -> bool:
-        """All messages to `exchange`, whatever their key, have the route that learn() takes for one line. False: too many
-        exchanges are known already."""
+        """Note that all messages to `exchange`, whatever their key, have one route.
+
+        The route is as in learn(). Return False if too many exchanges are known already.
+        """
         cdef Route *route
         if not self.begin_spread(exchange, H_ANY, 1):
             return False
@@ -233,7 +251,8 @@ cdef class Routes:
         return True
 
     cdef bint begin_spread(self, bytes exchange, int how, uint32_t count) except -1:
-        """With so many routes that lead nowhere yet. From here on __dealloc__ frees what there is."""
+        """Begin a spread with `count` routes that lead nowhere yet; return False if it is too many.
+        """
         cdef Spread *spread = &self.spreads[self.spread_count]
         if self.spread_count >= SPREADS_MAX or len(exchange) > 255:
             return False
@@ -246,8 +265,13 @@ cdef class Routes:
         spread.weights = <double *> calloc(count, 8)
         spread.shares = <Share *> calloc(count, sizeof(Share))
         self.spread_count += 1
-        if spread.exchange == NULL or spread.routes == NULL or spread.seeds == NULL or spread.weights == NULL or \
-                spread.shares == NULL:
+        if (
+            spread.exchange == NULL
+            or spread.routes == NULL
+            or spread.seeds == NULL
+            or spread.weights == NULL
+            or spread.shares == NULL
+        ):
             raise MemoryError()
         spread.count = count
         spread.exchange[0] = <uint8_t> len(exchange)
@@ -272,7 +296,11 @@ cdef class Routes:
             route = self.slots[at]
             if route == NULL:
                 return NULL
-            if route.hashed == hashed and route.line_len == length and memcmp(route.line, line, length) == 0:
+            if (
+                route.hashed == hashed
+                and route.line_len == length
+                and memcmp(route.line, line, length) == 0
+            ):
                 return route
             at = (at + 1) & (self.size - 1)
 
@@ -290,9 +318,15 @@ cdef class Routes:
         self.used = 0
         memset(self.slots, 0, self.size * sizeof(Route *))
 
-    def learn(self, bytes line not None, int kind, list targets not None, bint durable, uint32_t reach=0):
-        """`line`: exactly the bytes of the table's line, bits included. `targets`: [(shard, [queue id, ...]), ...].
-        `reach`: how many queues the exchange's counter says that each message goes to."""
+    def learn(
+        self, bytes line not None, int kind, list targets not None, bint durable, uint32_t reach=0
+    ):
+        """Note the route of a line.
+
+        `line` has exactly the bytes of the table's line, bits included. `targets` is [(shard,
+        [queue id, ...]), ...]. `reach` is how many queues the counter of the exchange says that
+        each message goes to.
+        """
         cdef Route *route
         cdef Route **grown
         if self.used >= ROUTES_MAX:
@@ -339,12 +373,12 @@ cdef class Routes:
 
 
 def key_hash(const unsigned char[::1] key not None) -> int:
-    """Of a routing key, as spreads take it."""
+    """Return the hash of a routing key, as spreads take it."""
     return c_key_hash(&key[0] if key.shape[0] else NULL, key.shape[0])
 
 
 def jump_winner(uint64_t hashed, list weights not None) -> int:
-    """Index of the one of `weights` that a spread by jump hash would choose."""
+    """Return the index of the one of `weights` that a spread by jump hash would choose."""
     cdef uint32_t count = <uint32_t> len(weights), i
     cdef uint64_t *ends = <uint64_t *> malloc(8 * count + 8)
     if ends == NULL:
@@ -358,7 +392,7 @@ def jump_winner(uint64_t hashed, list weights not None) -> int:
 
 
 def winner(uint64_t hashed, list members not None) -> int:
-    """Index of the one of `members` (weight, seed) that a spread would choose for this hash."""
+    """Return the index of the member (weight, seed) that a spread would choose for this hash."""
     cdef uint32_t count = <uint32_t> len(members), i
     cdef uint64_t *seeds = <uint64_t *> malloc(8 * count + 8)
     cdef double *weights = <double *> malloc(8 * count + 8)
@@ -378,10 +412,13 @@ def winner(uint64_t hashed, list members not None) -> int:
 
 
 def winners(list hashes not None, list members not None) -> list:
-    """As winner() of each, together as a read's messages are."""
+    """Return winner() of each hash, all at once as for the messages of a read."""
     cdef uint32_t n = <uint32_t> len(hashes), i
     cdef Routes routes = Routes()
     cdef array.array hashed = array.array("Q", hashes), found = array.array("I", bytes(4 * n))
     routes.learn_spread(b"", RENDEZVOUS, [(weight, seed, 0, 0, False) for weight, seed in members])
-    routes.choose(&routes.spreads[0], <uint64_t *> hashed.data.as_ulonglongs, n, <uint32_t *> found.data.as_uints)
+    routes.choose(
+        &routes.spreads[0], <uint64_t *> hashed.data.as_ulonglongs, n,
+        <uint32_t *> found.data.as_uints
+    )
     return found.tolist()

@@ -16,11 +16,14 @@ import typer
 
 from shardmq.supervisor.cli.api import (
     DATA,
+    DATA_DIRS,
+    DEFAULT_PASSWORD,
     FAILED,
     UNREACHABLE,
     USAGE,
     Api,
     Rows,
+    connect,
     fail,
     running,
     searched,
@@ -36,6 +39,7 @@ UNITS = {
 LEVELS = ("debug", "info", "warning", "error")
 LEVELS_OF_RABBITMQ = {"critical": "error", "notice": "info", "none": "error"}
 POLL_INTERVAL_S = 0.1
+NODES_INTERVAL_S = 0.5
 UP = ("ready", "uncalled")  # The states of a child in which nothing is left to wait for.
 REPORTED = (
     "overview",
@@ -236,15 +240,34 @@ def wait(
 
 
 def await_online_nodes(
-    count: Annotated[int, typer.Argument(metavar="COUNT", min=0, help="There is one.")],
+    count: Annotated[
+        int, typer.Argument(metavar="COUNT", min=0, help="Without a cluster there is one.")
+    ],
     data_dir: DataDir = None,
     timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds.")] = 300,
 ) -> None:
-    """Wait until the broker on this host is ready, as await_startup does. A broker is one node."""
-    if count > 1:
+    """Wait until so many nodes run. If it is one, wait until the broker on this host is ready."""
+    end = time.monotonic() + timeout
+    if count == 0:
+        return
+    if count > 1 and not _is_in_cluster(data_dir):
         fail(f"{count} nodes will never be there: a broker is one", USAGE)
+    await_startup(data_dir, timeout)
     if count == 1:
-        await_startup(data_dir, timeout)
+        return
+    api = connect("", "", DEFAULT_PASSWORD, data_dir)
+    while (here := sum(node["running"] for node in api.get("nodes"))) < count:
+        if time.monotonic() > end:
+            fail(f"{here} of {count} nodes run after {timeout:g} s", FAILED)
+        time.sleep(NODES_INTERVAL_S)
+
+
+def _is_in_cluster(data_dir: Path | None) -> bool:
+    """Return whether the data directory of the broker is that of a node of a cluster."""
+    from shardmq.cluster.membership import FILE_NAME
+
+    directories = DATA_DIRS if data_dir is None else (data_dir,)
+    return any((directory / FILE_NAME).exists() for directory in directories)
 
 
 def _missing(data_dir: DataDir) -> str | None:

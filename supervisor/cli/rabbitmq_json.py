@@ -17,9 +17,9 @@ PURPOSES = {
     "http": "HTTP API",
     "https": "HTTP API over TLS",
     "http/prometheus": "Prometheus exporter API over HTTP",
+    "clustering": "inter-node communication",
 }
 IN_SERVICE = "not under maintenance"
-UNKNOWN = "unknown"  # of a node that is down
 
 
 def status_document(
@@ -90,7 +90,7 @@ def status_document(
 def cluster_document(overview: dict[str, Any], nodes: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the JSON of `cluster_status`, from what the broker says of itself and its nodes.
 
-    As in RabbitMQ only running nodes have versions and listeners.
+    As in RabbitMQ only running nodes have more than a name.
     """
     names = [node["name"] for node in nodes]
     running = [node for node in nodes if node["running"]]
@@ -100,9 +100,7 @@ def cluster_document(overview: dict[str, Any], nodes: list[dict[str, Any]]) -> d
         "disk_nodes": names,
         "feature_flags": [],
         "listeners": {node["name"]: _listeners(overview, node["name"]) for node in running},
-        "maintenance_status": {
-            node["name"]: IN_SERVICE if node["running"] else UNKNOWN for node in nodes
-        },
+        "maintenance_status": {node["name"]: IN_SERVICE for node in running},
         "partitions": {},
         "ram_nodes": [],
         "running_nodes": [node["name"] for node in running],

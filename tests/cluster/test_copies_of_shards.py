@@ -27,6 +27,10 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 # a crowded machine adds to both.
 WITHOUT_CONFIRMS_S_MAX = 2 + 5 + 15
 CONFIRMS_MORE = 200
+OBJECTS = 12  # of each kind, so that one lies on each shard, almost for sure
+DELAY_MS = 20_000
+# Positions in streams are synced each second, and nobody waits for that.
+POSITIONS_LAST_S = 3.0
 # Python runs a module of this name at each start, if it finds one.
 PATCH_NAME = "sitecustomize.py"
 CONFIRMS_ALONE = """
@@ -111,9 +115,8 @@ def more_confirms(pumps: list[Pump]) -> None:
     )
 
 
-def test_nodes_are_killed_one_after_the_other_and_nothing_confirmed_is_lost(
-    cluster: RealCluster, name: str
-) -> None:
+def pumping(cluster: RealCluster, name: str) -> list[Pump]:
+    """Return publishers that have begun, one for each node."""
     pumps = []
     for first in range(3):
         queues = [f"{name}-{first}-{index}" for index in range(QUEUES)]
@@ -126,21 +129,11 @@ def test_nodes_are_killed_one_after_the_other_and_nothing_confirmed_is_lost(
     for pump in pumps:
         pump.start()
     more_confirms(pumps)
-    for turn in range(2):
-        leader = cluster.leader()
-        lost = leader if turn else cluster.others(leader)[0]
-        lost.kill_all()
-        lost_name = f"shardmq@{lost.data_dir.name}"
-        wait_until(
-            lambda lost_name=lost_name: all(  # type: ignore[misc]
-                record.leader != lost_name for record in cluster.copies().values()
-            ),
-            "other nodes to lead",
-        )
-        more_confirms(pumps)
-        lost.restart()
-        cluster.wait_for_copies()
-        more_confirms(pumps)
+    return pumps
+
+
+def check(cluster: RealCluster, pumps: list[Pump]) -> None:
+    """End the publishers: each message that was confirmed is there once, in order."""
     for pump in pumps:
         pump.end()
     for pump in pumps:
@@ -148,7 +141,142 @@ def test_nodes_are_killed_one_after_the_other_and_nothing_confirmed_is_lost(
             found = all_of(cluster.nodes[0], queue)
             assert set(confirmed) <= set(found)
             assert found == sorted(set(found))
+
+
+def wait_for_others(cluster: RealCluster, lost: RealBroker) -> None:
+    """Wait until other nodes lead all shards."""
+    wait_until(
+        lambda: all(
+            cluster.named(record.leader) is not lost for record in cluster.copies().values()
+        ),
+        "other nodes to lead",
+    )
+
+
+def test_nodes_are_killed_one_after_the_other_and_nothing_confirmed_is_lost(
+    cluster: RealCluster, name: str
+) -> None:
+    pumps = pumping(cluster, name)
+    for turn in range(2):
+        leader = cluster.leader()
+        lost = leader if turn else cluster.others(leader)[0]
+        lost.kill_all()
+        wait_for_others(cluster, lost)
+        more_confirms(pumps)
+        lost.restart()
+        cluster.wait_for_copies()
+        more_confirms(pumps)
+    check(cluster, pumps)
+    for pump in pumps:
         assert pump.longest_s < WITHOUT_CONFIRMS_S_MAX
+
+
+def test_a_node_that_stood_still_follows_those_who_lead_now(
+    cluster: RealCluster, name: str
+) -> None:
+    pumps = pumping(cluster, name)
+    leader = cluster.leader()
+    led = [record.leader for record in cluster.copies().values()]
+    others = cluster.others(leader)
+    lost = next((node for node in others if f"shardmq@{node.data_dir.name}" in led), leader)
+    pids = [lost.process.pid, *(child["pid"] for child in lost.status()["children"])]
+    for pid in filter(None, pids):
+        os.kill(pid, signal.SIGSTOP)
+    wait_for_others(cluster, lost)
+    for pid in filter(None, pids):
+        os.kill(pid, signal.SIGCONT)
+    cluster.wait_for_copies()
+    wait_for_nodes(leader, 3)
+    more_confirms(pumps)
+    check(cluster, pumps)
+
+
+def test_acks_offsets_delays_and_sequences_are_on_the_copies(
+    cluster: RealCluster, name: str
+) -> None:
+    """Whatever a shard keeps is there at the node that leads next, not only messages."""
+    lost = cluster.named(cluster.copies()[0].leader)
+    rest = cluster.others(lost)
+    with connect(rest[0]) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        for index in range(OBJECTS):
+            acked, stream, delayed = (f"{name}-{kind}-{index}" for kind in ("a", "s", "d"))
+            channel.queue_declare(acked, durable=True)
+            channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+            channel.queue_declare(delayed, durable=True)
+            inner = {"x-delayed-type": "fanout"}
+            channel.exchange_declare(delayed, "x-delayed-message", durable=True, arguments=inner)
+            channel.queue_bind(delayed, delayed)
+            for number in range(1, 7):
+                channel.basic_publish("", acked, b"%d" % number, sequenced(name, number))
+                channel.basic_publish("", stream, b"%d" % number, PERSISTENT)
+            later = pika.BasicProperties(delivery_mode=2, headers={"x-delay": DELAY_MS})
+            channel.basic_publish(delayed, "", b"1", later)
+            taking = client.channel()
+            taking.tx_select()
+            for _ in range(3):
+                method, _, _ = taking.basic_get(acked)
+                taking.basic_ack(method.delivery_tag)
+            taking.tx_commit()
+            taking.close()
+            assert read(client, stream, 4, "reader") == [1, 2, 3, 4]
+        rows = api(rest[0], "queues")
+    on_lost = {row["name"] for row in rows if row["node"] == f"shardmq@{lost.data_dir.name}"}
+    for kind in ("a", "s"):
+        assert any(f"{name}-{kind}-{index}" in on_lost for index in range(OBJECTS))
+    time.sleep(POSITIONS_LAST_S)
+    lost.kill_all()
+    wait_for_others(cluster, lost)
+    with connect(rest[1]) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        for index in range(OBJECTS):
+            acked, stream, delayed = (f"{name}-{kind}-{index}" for kind in ("a", "s", "d"))
+            for number in (5, 6, 7):
+                publish_at_last(channel, acked, b"%d" % number, sequenced(name, number))
+            assert all_of(rest[1], acked) == [4, 5, 6, 7]
+            assert read(client, stream, 2, "reader") == [5, 6]
+            wait_until(
+                lambda delayed=delayed: all_of(rest[1], delayed) == [1],  # type: ignore[misc]
+                "a delayed message",
+            )
+    lost.restart()
+    cluster.wait_for_copies()
+
+
+def sequenced(producer: str, number: int) -> pika.BasicProperties:
+    headers = {"x-producer-id": producer, "x-sequence": number}
+    return pika.BasicProperties(delivery_mode=2, headers=headers)
+
+
+def publish_at_last(
+    channel: BlockingChannel, queue: str, body: bytes, properties: pika.BasicProperties
+) -> None:
+    """Publish a message until it is confirmed."""
+    end = time.monotonic() + WITHOUT_CONFIRMS_S_MAX
+    while True:
+        try:
+            return channel.basic_publish("", queue, body, properties)
+        except pika.exceptions.NackError:
+            assert time.monotonic() < end
+
+
+def read(client: pika.BlockingConnection, stream: str, count: int, tag: str) -> list[int]:
+    """Read the next messages of a stream, from the position that a tag has."""
+    channel, found = client.channel(), []
+    channel.basic_qos(prefetch_count=1)
+    arguments = {"x-stream-automatic-offset-tracking": True, "x-stream-offset": "first"}
+
+    def take(_: object, method: pika.spec.Basic.Deliver, __: object, body: bytes) -> None:
+        if len(found) < count:
+            found.append(int(body))
+            channel.basic_ack(method.delivery_tag)
+
+    channel.basic_consume(stream, take, consumer_tag=tag, arguments=arguments)
+    wait_until(lambda: client.process_data_events(0.05) or len(found) == count, "rows")
+    channel.close()
+    return found
 
 
 @pytest.mark.parametrize("confirms_alone", [False, True])

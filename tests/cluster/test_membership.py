@@ -11,17 +11,18 @@ import pytest
 
 from shardmq.cluster.etcd import Etcd
 from shardmq.cluster.membership import (
-    SHARDS_MAX,
     UNCLAIMED,
     Claims,
     NoPlace,
     Place,
+    Seats,
     read_place,
     write_place,
 )
-from shardmq.cluster.pairs import Put
-from shardmq.cluster.records import BadRecord, KeyNames
+from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair, Put
+from shardmq.cluster.records import SHARDS_MAX, BadRecord, Copies, KeyNames, encoded
 
+KEYS = KeyNames("tea")
 _clusters = itertools.count(1)
 
 
@@ -123,3 +124,44 @@ def test_the_file_keeps_the_place(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("[]")
     with pytest.raises(NoPlace, match="cluster.json"):
         read_place(tmp_path, "tea", "a")
+
+
+def put(key: str, record: Copies | None, revision: int = 1) -> Pair:
+    return Pair(key, encoded(record) if record is not None else b"", revision, 1, 0)
+
+
+def claim_of(home: int, *others: int) -> Copies:
+    return Copies(term=1, leader=home, in_sync=[home], members=[home, *others])
+
+
+def seats_of(replicas: int, *pairs: Pair) -> dict[int, list[int]]:
+    """Return for each of three nodes the shards that it is to take a copy of."""
+    found = {}
+    for node in range(3):
+        seats = Seats(KEYS, node, replicas)
+        seats.take(Listing(pairs, 7))
+        found[node] = [shard for shard, _, _ in seats.wanted()]
+    return found
+
+
+def test_the_next_nodes_that_live_take_copies() -> None:
+    alive = [put(KEYS.node(node), None) for node in range(3)]
+    led = [put(KEYS.copies_of(shard), None) for shard in range(4)]
+    claims = [put(KEYS.shard(shard), claim_of(0)) for shard in range(4)]
+    assert seats_of(1, *alive, *led, *claims) == {0: [], 1: [], 2: []}
+    # One after the other, so that not all copies lie on one node.
+    assert seats_of(2, *alive, *led, *claims) == {0: [], 1: [0, 2], 2: [1, 3]}
+    assert seats_of(3, *alive, *led, *claims) == {0: [], 1: [0, 1, 2, 3], 2: [0, 1, 2, 3]}
+    assert seats_of(3, *alive[:2], *led, *claims)[1] == [0, 1, 2, 3]
+    assert seats_of(3, *alive, *claims) == {0: [], 1: [], 2: []}, "nobody leads by these rules"
+    taken = put(KEYS.shard(0), claim_of(2, 0))
+    assert seats_of(2, *alive, *led, taken) == {0: [], 1: [], 2: []}
+    assert seats_of(3, *alive, *led, taken) == {0: [], 1: [0], 2: []}
+
+
+def test_a_node_knows_the_copies_that_it_has() -> None:
+    seats = Seats(KEYS, 1, 2)
+    seats.take(Listing((put(KEYS.shard(0), claim_of(0, 1)), put(KEYS.shard(1), claim_of(1, 0))), 7))
+    assert seats.taken() == {0}
+    seats.take(Changes((Deleted(KEYS.shard(0), 8), put(KEYS.shard(2), claim_of(2, 1))), 8))
+    assert seats.taken() == {2}

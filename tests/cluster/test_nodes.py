@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 
 import pika
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
+from shardmq.supervisor.cli.app import app
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import SOURCE, RealBroker, wait_until
 from tests.support.real_cluster import (
@@ -187,15 +191,79 @@ def test_without_etcd_all_goes_on_and_nodes_come_back_when_it_does(
     fill(cluster, name)
     for index, queue in enumerate(names_of(name)):
         assert drain(cluster.nodes[index % 3], queue) == list(range(MESSAGES))
+    names = {f"shardmq@node-{index}" for index in range(3)}
+    wait_until(lambda: silent_nodes(cluster.nodes[1]) == names, "an alarm of each node")
+    for node in cluster.nodes:
+        assert metrics(node)["shardmq_cluster_etcd_up"] == 0
+    assert "etcd does not answer" in shardctl(cluster.nodes[2], "cluster_status")
     cluster.etcd.only.start()
     wait_for_nodes(cluster.nodes[0], 3)
+    wait_until(lambda: not silent_nodes(cluster.nodes[1]), "the alarms to end")
 
 
-def refusal(directory: Path, *arguments: str, **environment: str) -> str:
+def silent_nodes(node: RealBroker) -> set[str]:
+    """Return the nodes that do not hear etcd, by what any of them says."""
+    alarms = api(node, "overview")["alarms"]
+    return {row["node"] for row in alarms if row["alarm"] == "etcd does not answer"}
+
+
+def metrics(node: RealBroker, query: str = "") -> dict[str, float]:
+    """Return the metrics of a node as it shows them, the series of a metric added up."""
+    with urllib.request.urlopen(f"http://{node.metrics}/metrics{query}", timeout=30) as answer:
+        text = answer.read().decode()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+            if sample.name == "rabbitmq_identity_info":
+                assert sample.labels["rabbitmq_node"] == f"shardmq@{node.data_dir.name}"
+    return found
+
+
+def shardctl(node: RealBroker, *words: str) -> str:
+    found = CliRunner().invoke(app, [*words, "--data-dir", str(node.data_dir)])
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_each_node_shows_its_own_figures(cluster: RealCluster, name: str) -> None:
+    fill(cluster, name)
+    clients = [connect(node) for node in (cluster.nodes[0], *cluster.nodes)]
+
+    def shown(metric: str) -> list[float]:
+        return [metrics(node)[metric] for node in cluster.nodes]
+
+    wait_until(lambda: shown("rabbitmq_connections") == [2, 1, 1], "the connections to be counted")
+    # The numbers that are shown may be some seconds old.
+    for metric, least in (
+        ("rabbitmq_queues", QUEUES),
+        ("rabbitmq_queue_messages_ready", QUEUES * MESSAGES),
+        ("rabbitmq_global_messages_received_total", QUEUES * MESSAGES),
+    ):
+        wait_until(
+            lambda metric=metric, least=least: (  # type: ignore[misc]
+                sum(shown(metric)) == metrics(cluster.nodes[1], "?cluster=1")[metric] >= least
+            ),
+            metric,
+        )
+        assert all(shown(metric)), metric
+    assert sorted(shown("shardmq_cluster_leader")) == [0, 0, 1]
+    for client in clients:
+        client.close()
+    assert "ready" not in shardctl(cluster.nodes[1], "await_online_nodes", "3", "-t", "60")
+    words = shardctl(cluster.nodes[1], "cluster", "status", "-s").splitlines()
+    assert [line.split("\t")[:2] for line in words] == [
+        [f"shardmq@node-{index}", "true"] for index in range(3)
+    ]
+
+
+def refusal(
+    directory: Path, *arguments: str, module: str = "shardmq.supervisor", **environment: str
+) -> str:
     """Return what a node says that must not start; its exit status is 2."""
     ended = subprocess.run(
         [
-            sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(directory),
+            sys.executable, "-m", module, "--data-dir", str(directory),
             "--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", *arguments,
         ],
         cwd=SOURCE, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60,

@@ -115,7 +115,7 @@ class Sock:
         self.unread: deque[bytes | OSError] = deque()
         self.taken = b""
         self.room = 1 << 30
-        self.is_closed = self.is_shut = False
+        self.is_closed = False
         self.error: OSError | None = None  # of the next write
 
     def fileno(self) -> int:
@@ -150,7 +150,7 @@ class Sock:
         return len(some)
 
     def shutdown(self, how: int) -> None:
-        self.is_shut = True
+        pass
 
     def close(self) -> None:
         self.is_closed = True

@@ -43,7 +43,6 @@ class Side:
         if self.anteroom is not None:
             self.anteroom.listen(self.listener.fileno())
         self.ups: list[str] = []
-        self.downs = 0
         line: Any = self.door.line
         line.connection_up = lambda owner, info: self.ups.append(info().name)
         line.connection_down = lambda owner: None

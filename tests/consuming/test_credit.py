@@ -26,6 +26,7 @@ from shardmq.broker.front_door.hot_state import GRANTED, LEFT, AllotmentState, L
 from shardmq.shardd.queues import allotment as shard_side
 from shardmq.shardd.queues.log_order import LogOrder
 from shardmq.shardd.wire.messages import DRAIN, KEEP, STOP, UNLIMITED
+from tests.reference import credit as slow
 
 MANY = 1 << 30
 
@@ -276,7 +277,7 @@ class World:
         mine = self.allotments.get((number, queue.shard.number))
         if mine is None:
             return
-        used_up = mine.use(count) if self.is_compiled else mine.delivered(count)
+        used_up = mine.use(count) if self.is_compiled else slow.use(mine, count)
         if used_up and mine.limits and mine.home.may_share:
             self.share(mine.home)
 
@@ -632,7 +633,10 @@ def test_while_two_shards_are_busy_a_grant_travels_with_each_batch_of_acks() -> 
 def told_of(seed: int, is_compiled: bool) -> tuple[Any, ...]:
     """Return all that shards are told in two histories, and what the histories find wrong."""
     World.told.clear()
-    with mock.patch.object(World, "is_compiled", is_compiled):
+    with (
+        mock.patch.object(World, "is_compiled", is_compiled),
+        mock.patch.object(Allotment, "place", Allotment.place if is_compiled else slow.place),
+    ):
         found = history(seed), starved(seed)
     return *found, list(World.told)
 
@@ -668,7 +672,18 @@ def forgets_what_is_used(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Allotment, "use", lambda self, count: AllotmentState.use(self, count - 1))
 
 
-@pytest.mark.parametrize("broken", [goes_on_for_ever, takes_no_credit_back, forgets_what_is_used])
+def takes_all_for_hungry(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: Allotment) -> int:
+        self.wants = self.wants or self.allowed <= self.used
+        return AllotmentState.place(self)
+
+    patch.setattr(Allotment, "place", broken)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [goes_on_for_ever, takes_no_credit_back, forgets_what_is_used, takes_all_for_hungry],
+)
 def test_compiled_code_that_is_broken_is_caught(
     broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

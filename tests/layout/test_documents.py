@@ -60,3 +60,31 @@ def test_the_table_of_tests_names_each_folder_of_tests() -> None:
     named = re.findall(r"^\| `(\w+)` \|", (ROOT / "tests" / "README.md").read_text(), re.MULTILINE)
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
     assert named == sorted(folders - {"support"})
+
+
+# READMEs that draw or list all files of their folder and its folders without a README. The first
+# line of a file says more than a list could; the other READMEs list folders.
+WHOLE = (
+    "bench", "cluster", "combined", "pyspark_shardmq", "shardd/store", "shardd/store/format",
+    "shardd/store/segments", "shardd/store/streams", "shardd/store/tools",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", WHOLE)
+def test_readmes_that_list_files_name_each_of_them(folder: str) -> None:
+    text = (ROOT / folder / "README.md").read_text()
+    words = set(re.findall(r"[\w.-]+", text))
+    below = {Path(path).parent for path in DOCUMENTS if path.endswith("README.md")}
+    files = [
+        Path(path)
+        for path in FILES
+        if path.startswith(f"{folder}/") and path.endswith((".py", ".pyx", ".h"))
+        if "build" not in Path(path).parts and not path.endswith(("__init__.py", "__main__.py"))
+    ]
+    own = [
+        path
+        for path in files
+        if next(above for above in path.parents if above in below) == Path(folder)
+    ]
+    assert own
+    assert [str(path) for path in own if path.name not in words] == []

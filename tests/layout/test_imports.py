@@ -46,10 +46,7 @@ MADE_FOR = {
         "shardmq.shardd.wire.routes",
     },
 }
-OPTIONS = (
-    "# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, "
-    "initializedcheck=False"
-)
+OPTIONS = "# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False"
 
 
 def imported(text: str) -> set[str]:

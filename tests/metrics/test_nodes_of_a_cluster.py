@@ -2,87 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shardmq.broker.controller.cluster_view import ClusterView, KnownNode
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import object_metrics, prometheus
 from shardmq.broker.controller.management.metrics.detailed_query import Selection
 from shardmq.broker.controller.management.metrics.part import Part
-from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
-from shardmq.broker.controller.node_facts import ETCD_SILENT_S_MAX, facts_of
-from shardmq.broker.shared.control import ConnectionInfo, DoorReport
 from shardmq.shardd.wire import messages as wire
 from tests.http_api import conftest
-from tests.http_api.conftest import CONNECTION, OWNER, Api, FakeDoor
+from tests.http_api.conftest import CONNECTION, Api
+from tests.http_api.fake_cluster import LEADER, OTHER, in_cluster
 from tests.http_api.test_api import make
 
 api = conftest.api
 
-LEADER, OTHER, DOWN = "shardmq@a", "shardmq@b", "shardmq@c"
-SECOND = "256.7.1"  # the owner of a connection at the other node
 Samples = dict[str, list[tuple[dict[str, str], float]]]
-# What each node has, and the broker has not more of.
-NOT_ADDED_UP = ("rabbitmq_identity_info", "rabbitmq_build_info", "rabbitmq_erlang_uptime_seconds")
-
-
-class Doors:
-    """A front door on each of two nodes."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def doors(self) -> list[FakeDoor]:
-        return [FakeDoor(0), FakeDoor(256)]
-
-    async def reports(self, totals_only: bool = False) -> list[DoorReport]:
-        found = []
-        for door, owner, count in ((0, OWNER, 7), (256, SECOND, 5)):
-            counters = {"received": float(count), "channels": 1.0, "channels_opened": 2.0}
-            connections = [{"owner": owner, "channels": 1, "recv_oct": count}]
-            channels = [{"owner": owner, "number": 1, "published": count}]
-            exchanges = [("/", "e", count, count)]
-            found.append(
-                DoorReport(1, [], [], counters, door=door)
-                if totals_only
-                else DoorReport(1, connections, channels, counters, [], exchanges, door=door)
-            )
-        return found
+# What each node has, and the whole broker has not more of.
+NOT_ADDED_UP = (
+    "rabbitmq_identity_info", "rabbitmq_build_info", "rabbitmq_erlang_uptime_seconds",
+)  # fmt: skip
 
 
 @pytest.fixture
 async def context(api: Api) -> Context:
-    """Two nodes with a shard, a front door, a connection and a consumer each, and one is down."""
     await make(api)
-    api.login = ("guest", "guest")
-    for number in range(6):
-        await api.call("PUT", f"/api/queues/%2F/more-{number}", {})
-    first = api.context.presence.connection(OWNER)
-    assert first is not None
-    info: dict[str, Any] = {name: getattr(first, name) for name in first.__struct_fields__}
-    api.context.presence.up(ConnectionInfo(**{**info, "owner": SECOND, "name": "second"}))
-    facts = facts_of(api.context.config, api.context.memory, 1.0)
-    own = msgspec.structs.replace(facts, memory_bytes=10)
-    away = ETCD_SILENT_S_MAX + 1
-    view = ClusterView(0, LEADER, (0,), lambda: own)
-    nodes = [
-        KnownNode(0, LEADER, (0,), True), KnownNode(1, OTHER, (1,), True),
-        KnownNode(2, DOWN, (2,), False),
-    ]  # fmt: skip
-    view.know(nodes, [LEADER, OTHER])
-    view.tell(OTHER, msgspec.structs.replace(facts, memory_bytes=5, etcd_silent_s=away))
-    doors: Any = Doors(api.doors)
-    found = StatsCollector(api.shards, doors, api.clock, cluster=view)  # type: ignore[arg-type]
-    return replace(api.context, cluster=view, links=doors, stats=found)
+    return await in_cluster(api)
 
 
 async def scraped(context: Context, node: str, is_whole: bool = False) -> Samples:
@@ -167,3 +117,9 @@ async def test_consumers_count_where_they_are_connected(context: Context, api: A
     api.shards.stats = replied  # type: ignore[method-assign]
     nodes = [await scraped(context, node) for node in (LEADER, OTHER)]
     assert [found["rabbitmq_consumers"][0][1] for found in nodes] == [0, 3]
+
+
+async def test_the_alerts_of_a_cluster_ask_for_what_a_node_has(context: Context) -> None:
+    alerts = (Path(__file__).parents[2] / "deploy" / "alerts.yaml").read_text()
+    asked = set(re.findall(r"\b(?:shardmq_cluster_|rabbitmq_unreachable_)\w+", alerts))
+    assert len(asked) > 1 and asked <= (await scraped(context, OTHER)).keys()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,11 +65,3 @@ def url(streams: FakeStreams) -> Iterator[str]:
 
     with serving(streams) as address:
         yield address
-
-
-def run_job(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", f"pyspark_shardmq.jobs.{arguments[0]}", *arguments[1:]]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=380, **more
-    )

@@ -31,10 +31,6 @@ class Pace:
         self._reader = 0  # the client that was read last
         self._company = 0  # in how many of the next passes it has company
 
-    def is_near(self, now: float) -> bool:
-        """Return whether the pass before was so recent that this one may have to wait."""
-        return now - self._last_pass < self._tick_s
-
     def distance(self, now: float, busy: float | None) -> float:
         """Return how long a pass should sleep before it begins, so that other reads join it.
 

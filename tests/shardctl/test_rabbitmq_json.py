@@ -85,5 +85,5 @@ def test_a_node_that_is_down_has_neither_versions_nor_listeners() -> None:
     assert (found["disk_nodes"], found["running_nodes"]) == (["a", "b"], ["a"])
     assert [*found["versions"]] == [*found["listeners"]] == ["a"]
     assert found["versions"]["a"]["product_version"] == "1.2"
-    assert found["maintenance_status"] == {"a": "not under maintenance", "b": "unknown"}
+    assert found["maintenance_status"] == {"a": "not under maintenance"}
     assert found["alarms"] == [{"node": "a", "resource": "etcd", "type": "away"}]

@@ -47,10 +47,6 @@ def test_confirmed_once_stored_once_and_nothing_is_lost(kind: Callable[[int], in
     assert repeated > LIVES[kind]
 
 
-class NeverCovers(SegmentStore):
-    """Segments go without anything else telling what they said."""
-
-
 def found_by(kind: Callable[[int], int], text: str) -> bool:
     for seed in range(200):
         try:

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from shardmq.broker.controller.decisions.decision import Decision
 from shardmq.broker.controller.requests import NodesChanged
+from shardmq.broker.controller.resharding.states import hold_of
 from shardmq.broker.model.changes import (
     ACTIVE,
+    CLOSING,
     DRAINED_NODES,
     DRAINING,
+    OPEN,
     ParameterDelete,
     ParameterPut,
     QueuePut,
@@ -156,13 +159,49 @@ def test_a_node_that_is_drained_no_more_has_its_queues_again() -> None:
 
 @pytest.mark.row("E2.17")
 def test_a_node_that_is_down_keeps_its_queues_and_gets_none() -> None:
-    world, nodes = made(2)
+    world, nodes = made(2, type="x-random")
     assert not nodes.down(1).changes
     assert len(active(world)) == 4
     world.policy(shards_per_node=3, routing_key="1")
     assert active(world) == [of(0, 0), of(0, 1), of(0, 2), of(1, 0), of(1, 1)]
     decision = nodes.join(1)
     assert [queue.name for queue in decision.create] == [of(1, 2)]
+
+
+@pytest.mark.row("E2.17")
+@pytest.mark.parametrize("how", ["policy", "join", "drain", "drain it", "set"])
+def test_a_change_in_order_waits_for_a_node_that_is_down(how: str) -> None:
+    """Its shards cannot say that they hold back, and others would hold back all that arrives."""
+    world, nodes = made(3)
+    before = active(world)
+    nodes.down(1)
+    match how:
+        case "policy":
+            decision = world.policy(shards_per_node=3, routing_key="1")
+        case "join":
+            decision = nodes.join(3)
+        case "drain":
+            decision = nodes.drain(2)
+        case "drain it":
+            decision = nodes.drain(1)
+        case "set":
+            decision = world.ask(ParameterPut("/", "shards", "e", {"shards-per-node": 9}))
+    assert active(world) == before and not decision.create
+    assert any("when the nodes that have some are back" in note for note in decision.notes)
+    nodes.join(1)
+    assert active(world) != before
+
+
+def test_a_change_that_has_begun_is_called_off_when_a_node_goes_down() -> None:
+    world, nodes = made(2)
+    before = active(world)
+    world.follows = False
+    nodes.join(2)
+    assert [hold_of(queue) for queue in world.vhost.parts("e")] == [OPEN] * 4 + [CLOSING] * 2
+    nodes.down(1)
+    assert {hold_of(queue) for queue in world.vhost.parts("e")} == {OPEN}
+    assert active(world) == before
+    assert [queue.name for queue in parts(world, DRAINING)] == [of(2, 0), of(2, 1)]
 
 
 def test_if_only_drained_nodes_are_alive_they_are_used() -> None:
@@ -205,6 +244,7 @@ def test_auto_of_all_nodes_does_not_change_with_a_node_that_is_down() -> None:
     world.declare(type=TYPE, x_super_stream=True)
     assert active(world) == [stream(index) for index in range(4)]
     assert not nodes.down(1).changes
+    nodes.join(1)
     nodes.join(2)
     assert len(active(world)) == 6
 
@@ -275,12 +315,10 @@ def expected(nodes: Nodes, drained: set[int], number: int, before: set[str]) -> 
     known = [each for each in nodes.known.values() if each.number not in drained]
     if not any(each.is_alive for each in known):
         known = list(nodes.known.values())
-    return {
-        queue
-        for each in known
-        for queue in (of(each.number, index) for index in range(number))
-        if each.is_alive or queue in before
-    }
+    down = {each.number for each in nodes.known.values() if not each.is_alive}
+    if any(queue == of(each, index) for queue in before for each in down for index in range(3)):
+        return before
+    return {of(each.number, index) for each in known for index in range(number) if each.is_alive}
 
 
 class NodesPlay(Play):

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmq.supervisor.config import FrontDoors, Settings, Shards, Tls, Tracing
-from shardmq.supervisor.plan import STAGES, ClusterPlan, Listening, children, shard_count
+from shardmq.supervisor.plan import (
+    STAGES,
+    ClusterPlan,
+    Listening,
+    SeatPlan,
+    children,
+    copies_refused,
+    replicas_wanted,
+    shard_count,
+)
 
 
 def listening(doors: int) -> Listening:
@@ -113,3 +123,40 @@ def test_in_a_cluster_shards_and_front_doors_have_numbers_of_the_cluster(doors: 
 def test_without_a_cluster_nobody_has_keys_or_a_socket_for_other_nodes() -> None:
     for each in children(Settings(), 2, "/run", "b", listening(1)):
         assert each.section.get("session_keys") is None and "session_fd" not in each.section
+
+
+def test_a_shard_with_copies_has_a_process_on_each_node_and_its_home_alone_begins_it() -> None:
+    seats = (SeatPlan(5, 30), SeatPlan(9, 31, 32))
+    copies = {"cluster": "tea"}
+    cluster = ClusterPlan(3, (5, 8), (20, 21), {"public": "p"}, seats=seats, copies=copies)
+    plans = children(Settings(data_dir="/d"), 2, "/run", "b", listening(1), cluster)
+    own, plain, other = (plan for plan in plans if plan.kind == "shard")
+    assert own.section["copies"] == {"cluster": "tea", "fd": 30, "founds": True}
+    assert (own.section["data_dir"], own.fds, own.needed) == ("/d", (20, 30), True)
+    assert "copies" not in plain.section
+    assert other.section["copies"] == {"cluster": "tea", "fd": 31, "founds": False}
+    assert (other.section["data_dir"], other.fds, other.needed) == ("/d/copies", (32, 31), False)
+    assert (other.name, other.section["session_fd"]) == ("shard-9", 32)
+
+
+def test_copies_need_syncs_and_front_doors_of_their_own() -> None:
+    assert copies_refused(Settings()) == ""
+    assert "shards.durability" in copies_refused(Settings(shards=Shards(durability="page-cache")))
+    assert "front_doors.count" in copies_refused(Settings(front_doors=FrontDoors(count=0)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "replicas"),
+    [
+        ({}, 3),
+        ({"cluster": {"replicas": 1}}, 1),
+        ({"cluster": {"replicas": 2}}, 2),
+        ({"shards": {"durability": "page-cache"}}, 1),
+        ({"front_doors": {"count": 0}}, 1),
+        ({"shards": {"durability": "page-cache"}, "cluster": {"replicas": 2}}, 2),  # is refused
+    ],
+)
+def test_shards_have_three_copies_where_the_settings_allow_them(
+    settings: dict[str, object], replicas: int
+) -> None:
+    assert replicas_wanted(msgspec.convert(settings, Settings)) == replicas

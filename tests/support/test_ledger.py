@@ -132,7 +132,7 @@ def test_with_several_consumers_order_is_not_looked_at_but_repeats_are() -> None
         ledger.check()
 
 
-def test_in_unrest_messages_come_again_in_any_number_but_with_a_mark_and_new_ones_in_order() -> None:
+def test_in_unrest_messages_come_again_but_with_a_mark_and_new_ones_in_order() -> None:
     ledger = told()
     ledger.unrest_begins(1.0)
     for number in (1, 2):

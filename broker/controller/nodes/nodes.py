@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -103,8 +104,9 @@ class Nodes:
 
     def known(self) -> list[KnownNode]:
         """Return all nodes, those that are not alive too."""
+        homes = Counter(self._homes.values())
         return [
-            KnownNode(number, name, self._shards_of(number), number in self.nodes)
+            KnownNode(number, name, self._shards_of(number), number in self.nodes, homes[number])
             for number, name in sorted(self.members.items())
         ]
 
@@ -130,6 +132,10 @@ class Nodes:
             ]
             for node in self.nodes.values()
         }
+
+    def copies(self) -> dict[int, list[str]]:
+        """Return the names of the nodes that have all of a shard, for shards with copies."""
+        return {shard: sorted(record.in_sync) for shard, record in self._copies.items()}
 
     def address(self, name: str) -> Address | None:
         """Return where the controller of a node is reached; None if the node is not alive."""

@@ -113,7 +113,12 @@ class Reshaping:
     def run(self, new_queue_id: Callable[[], int], room: int) -> Reshaped:
         """Return the changes of the next step; the vhost may have `room` more queues."""
         wanted = self.targets(room)
-        wanted += self._staying_for_now({target.name for target in wanted})
+        names = {target.name for target in wanted}
+        later = self._going_later(names)
+        if names != self._bound and self._waits_for_node():
+            wanted = [target for target in wanted if target.name in self._bound]
+            later = self._bound - names
+        wanted += self._still_bound(later)
         self._names = [target.name for target in wanted]
         kept = (self._parts[name].shard for name in self._names if name in self._parts)
         self._load = Counter(kept)  # how many queues of this exchange each shard has
@@ -221,19 +226,33 @@ class Reshaping:
                 new += queue is None
         return targets
 
-    def _staying_for_now(self, names: set[str]) -> list[TargetQueue]:
-        """Return queues that are to go, and stay until those that come have got their keys.
+    def _waits_for_node(self) -> bool:
+        """Return whether a change in steps has to wait for a node that is down.
+
+        Queues would hold back what arrives until the shards of that node have answered.
+        """
+        used = {queue.shard for queue in self._parts.values() if queue.name in self._bound}
+        if not self._in_steps or used.isdisjoint(self._places.away):
+            return False
+        if not is_under_way(self._parts.values()):
+            self._note("its shard queues change when the nodes that have some are back")
+        return True
+
+    def _going_later(self, names: set[str]) -> set[str]:
+        """Return queues that are to go when those that come have got their keys.
 
         If some queues came and others went in one step, a queue that stays would both gain and
         lose keys. It could not hold back what arrives and be waited for at the same time.
         """
         coming, going = names - self._bound, self._bound - names
-        if not (self._in_steps and coming and going and names & self._bound):
-            return []
+        return going if self._in_steps and coming and names & self._bound else set()
+
+    def _still_bound(self, names: set[str]) -> list[TargetQueue]:
+        """Return queues that are bound and not wanted, as queues that the exchange is to have."""
         return [
             self._target(queue.name, queue.part.index, ())
             for queue in self._parts.values()
-            if queue.part is not None and queue.name in going
+            if queue.part is not None and queue.name in names
         ]
 
     def _gaining_keys(self, names: set[str]) -> set[str]:

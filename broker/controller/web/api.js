@@ -9,15 +9,19 @@ const KEY = "shardmq.login";
 const TIMEOUT_MS = 30_000;
 
 export class ApiError extends Error {
-  constructor(status, reason) {
+  /** `said`: the whole answer, or null. */
+  constructor(status, reason, said = null) {
     super(reason);
     this.status = status;
+    this.said = said;
   }
 }
 
 let login = sessionStorage.getItem(KEY);
 /** The user that is logged in, {name, tags}, or null. */
 export let user = null;
+/** Whether the broker is a cluster of nodes. */
+export let isCluster = false;
 let onLogout = () => {};
 let onWarning = () => {};
 
@@ -44,7 +48,9 @@ export async function logIn(name, password) {
 /** Log in again as the user that logged in before in this tab. Throws ApiError if this is refused. */
 export async function resume() {
   try {
-    user = await get("whoami");
+    const found = await get("whoami");
+    isCluster = (await get("cluster-name")).nodes !== undefined;
+    user = found;
   } catch (error) {
     if (error.status === 401 || error.status === 403) forget();
     throw error;
@@ -107,7 +113,7 @@ async function call(method, where, { body, query, signal, header, timeoutMs = TI
     return header ? answer.headers.get(header) : found;
   }
   if (answer.status === 401 && user !== null && where !== "whoami" && found?.reason === "Login failed") logOut();
-  throw new ApiError(answer.status, reason(found, answer));
+  throw new ApiError(answer.status, reason(found, answer), found);
 }
 
 /** Return the response as a file. */

@@ -10,6 +10,7 @@ import { consumers } from "./views/consumers.js";
 import { definitions } from "./views/definitions.js";
 import { exchange, exchanges } from "./views/exchanges.js";
 import { logs } from "./views/logs.js";
+import { node, nodes } from "./views/nodes.js";
 import { overview } from "./views/overview.js";
 import { parameters } from "./views/parameters.js";
 import { policies } from "./views/policies.js";
@@ -21,6 +22,8 @@ import { vhost, vhosts } from "./views/vhosts.js";
 
 const ROUTES = [
   ["", overview],
+  ["nodes", nodes],
+  ["nodes/:name", node],
   ["shards", shards],
   ["shards/:number", shard],
   ["streams", streams],
@@ -44,9 +47,9 @@ const ROUTES = [
   ["logs", logs],
 ];
 
-// For each view: the first part of its address, its label, and the tag that users need.
+// For each view: the first part of its address, its label, the tag that users need, and whether only a cluster has it.
 const MENU = [
-  ["Broker", [["", "Overview", "management"], ["shards", "Shards", "monitoring"], ["streams", "Stream exchanges", "management"], ["logs", "Logs", "administrator"]]],
+  ["Broker", [["", "Overview", "management"], ["nodes", "Nodes", "monitoring", true], ["shards", "Shards", "monitoring"], ["streams", "Stream exchanges", "management"], ["logs", "Logs", "administrator"]]],
   ["Traffic", [["connections", "Connections", "management"], ["channels", "Channels", "management"], ["consumers", "Consumers", "management"], ["exchanges", "Exchanges", "management"], ["queues", "Queues", "management"]]],
   ["Rules", [["users", "Users", "administrator"], ["vhosts", "Virtual hosts", "management"], ["policies", "Policies", "management"], ["parameters", "Parameters", "policymaker"], ["definitions", "Definitions", "administrator"]]],
 ];
@@ -58,7 +61,7 @@ let page = null;
 
 function frame() {
   const menu = h("nav", { id: "menu", "aria-label": "Main" }, MENU.map(([title, rows]) => {
-    const seen = rows.filter(([, , tag]) => api.has(tag));
+    const seen = rows.filter(([, , tag, isOfCluster]) => api.has(tag) && (!isOfCluster || api.isCluster));
     return seen.length ? h("div", { class: "group" }, h("h2", null, title), h("ul", null, seen.map(([name, label]) => h("li", null, h("a", { href: to(...(name ? [name] : [])), data: { name } }, label))))) : null;
   }), h("div", { class: "group" }, h("h2", null, "Help"), h("ul", null, h("li", null, h("a", { href: API_PAGE }, "HTTP API")))));
   const opener = h("button", { type: "button", class: "opener", "aria-expanded": "false", "aria-controls": "menu" }, "Menu");

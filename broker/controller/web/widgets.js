@@ -1,5 +1,6 @@
 // Pieces that all views share: notes, badges, lists of facts, buttons with confirmation, forms.
 
+import { has, isCluster } from "./api.js";
 import { h } from "./dom.js";
 import * as format from "./format.js";
 import { to } from "./router.js";
@@ -74,6 +75,21 @@ export function queueLink(vhost, name) {
 
 export function exchangeLink(vhost, name) {
   return link(name, "exchanges", vhost, name);
+}
+
+/** A link to the page of a node, for users who may see it. */
+export function nodeLink(name, text = name) {
+  return has("monitoring") ? link(text, "nodes", name) : text;
+}
+
+/** A column with the node, in a cluster. Lists have little room, and most names begin alike. */
+export function nodeColumn(more) {
+  return isCluster ? [{ label: "Node", ...more, cell: ({ node }) => nodeLink(node, node.replace(/^shardmq@/, "")) }] : [];
+}
+
+/** A fact about a thing that lies on a node, in a cluster. */
+export function nodeFact({ node }) {
+  return ["Node", isCluster ? nodeLink(node) : null];
 }
 
 export function state(name) {

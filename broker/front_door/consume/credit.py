@@ -48,9 +48,10 @@ each other that is hungry, and for the acks of a batch. Cheap: between idle and 
 lie at most four messages (a report, DRAIN to another shard, its report, a grant); from then on a
 grant travels with the acks of a batch.
 
-This file decides only. It knows no socket; `now` is loop time in seconds. With the short way
-compiled code does what `Allotment.delivered` does, and gives free credit to the allotment that has
-the turn and has used all it had (`LimitState.go_on` in hot_state.pyx). `share` decides all else.
+This file decides only. It knows no socket; `now` is loop time in seconds. Compiled code
+(hot_state.pyx) notes deliveries and knows the state of an allotment. On the short way it also gives
+free credit to the allotment that has the turn and has used all it had (`LimitState.go_on`). `share`
+decides all else.
 """
 
 from __future__ import annotations
@@ -252,7 +253,7 @@ class Allotment(AllotmentState):
         for limit in limits[1:]:
             limit.nested += 1
         if limits and was:
-            self._place()
+            self.place()
         elif limits:
             # The shard may have delivered more meanwhile, which is not here yet.
             self.allowed, self.mode = self.used, STOP
@@ -268,27 +269,12 @@ class Allotment(AllotmentState):
         self.mode = mode
         for limit in self.limits:
             limit.allotted += self.unused - before
-        self._place()
+        self.place()
 
     def give_back(self, mode: int) -> None:
         """Take back what is not used; the caller tells the shard."""
         self.mode = mode
-        self._place()
-
-    def delivered(self, count: int) -> bool:
-        """Note deliveries; return whether the credit is used up."""
-        unused = self.unused
-        self.used += count
-        if not unused:
-            return False
-        taken = min(count, unused)
-        for limit in self.limits:
-            limit.allotted -= taken
-        if taken < unused:
-            return False
-        self.gave_back, self.used_all = False, self.wants
-        self._place()
-        return True
+        self.place()
 
     def reported(self, used: int, wants: bool) -> None:
         """Note what the shard says: what it has used or given back, and whether messages wait."""
@@ -301,22 +287,4 @@ class Allotment(AllotmentState):
             limit.allotted -= unused - self.unused
         if gave_back:
             self.gave_back, self.used_all, self.mode = True, False, KEEP
-        self._place()
-
-    def _place(self) -> None:
-        """Put the allotment into the list of its state."""
-        home = self.home
-        if self.allowed > self.used:
-            state: dict[Allotment, None] | None = (
-                home.holding if self.mode == KEEP else home.draining
-            )
-        elif self.wants:
-            state = home.hungry
-        else:
-            state = None if self.gave_back else home.empty
-        if state is not self.state:
-            if self.state is not None:
-                del self.state[self]
-            if state is not None:
-                state[self] = None
-            self.state = state
+        self.place()

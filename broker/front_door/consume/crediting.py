@@ -148,7 +148,7 @@ class Crediting:
 
     def delivered(self, allotment: Allotment, count: int, no_ack: bool) -> None:
         """Note deliveries of an allotment. Those without acks are settled at once."""
-        if (allotment.delivered(count) or no_ack) and allotment.limits:
+        if (allotment.use(count) or no_ack) and allotment.limits:
             self.freed(allotment.home)
 
     def report(self, shard: int, report: wire.CreditReport) -> None:

@@ -99,8 +99,10 @@ class ShardInbox:
 
     def take_by_zmq(self, message: bytes) -> None:
         """Handle a message that came by ZeroMQ, behind what came through the ring before."""
+        head = self._head(message)
+        if head is None:
+            return
         try:
-            head = envelope.read(message)
             link = self._links[head.shard]
             if head.incarnation != link.incarnation:
                 return
@@ -112,21 +114,22 @@ class ShardInbox:
                     self._hear(link, lane)
                 elif link.lane is lane:
                     self._sleep_or_come_back(link, lane)
-        except envelope.OtherVersion as error:
-            self._refuse(error)
-            return
-        except envelope.WireError as error:
-            log.error("from a shard: %s", error)
-            return
         except Exception:  # one bad message must not make this process deaf to all shards
             log.exception("a message of a shard cannot be handled")
             return
         if head.kind != wire.RING:
             self._take_all(link, [message])
 
-    def _refuse(self, error: envelope.OtherVersion) -> None:
-        if self._refused.add((error.head.shard, error.head.epoch)):
+    def _head(self, message: bytes) -> envelope.Header | None:
+        """Return the head of a message, or None and log why not: another version once a life."""
+        try:
+            return envelope.read(message)
+        except envelope.OtherVersion as error:
+            if self._refused.add((error.head.shard, error.head.epoch)):
+                log.error("from a shard: %s", error)
+        except envelope.WireError as error:
             log.error("from a shard: %s", error)
+        return None
 
     def hear_session(self, link: ShardLink) -> None:
         """Take messages of a shard of another node, and come back for the rest."""
@@ -144,15 +147,8 @@ class ShardInbox:
 
     def _take_by_session(self, link: ShardLink, message: bytes) -> None:
         if message[: wire.HEADER_BYTES] not in link.by_header:
-            try:
-                head = envelope.read(message)
-            except envelope.OtherVersion as error:
-                self._refuse(error)
-                return
-            except envelope.WireError as error:
-                log.error("from a shard: %s", error)
-                return
-            if (head.shard, head.incarnation) != (link.shard, link.incarnation):
+            head = self._head(message)
+            if head is None or (head.shard, head.incarnation) != (link.shard, link.incarnation):
                 return
         self._take_all(link, [message])
 

@@ -37,6 +37,7 @@ from shardmq.broker.front_door.links.shard_link import (
 from shardmq.broker.front_door.links.shard_requests import Make, ShardRequests
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig
+from shardmq.cluster.records import SHARDS_MAX
 from shardmq.shardd.wire import envelope, packer, session
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory
@@ -46,7 +47,6 @@ from shardmq.shardd.wire.local_lane import LocalLane
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
 
-SHARDS_MAX = 64  # the packer keeps them in a word
 # The address of a shard that this node leads.
 HERE = ""
 RECONNECT_MS = 10

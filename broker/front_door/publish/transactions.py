@@ -76,10 +76,6 @@ class Transaction(Generic[P, S]):
     def publish_count(self) -> int:
         return len(self._publishes)
 
-    @property
-    def settle_count(self) -> int:
-        return len(self._settles)
-
     def take(self) -> HeldBack[P, S]:
         """Return everything held, in order, and begin a new transaction: tx.commit."""
         held = HeldBack(self._publishes, self._settles)

@@ -1,25 +1,30 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loops over a stream's chunks: make them of records, read messages back, walk a segment and find the good ones.
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Make chunks of a stream out of records, read messages, and find the good chunks of a segment.
 
-Knows the shape of the bytes and nothing of files. A chunk is a record (drawn in record.pyx) of messages of one stream
-with consecutive offsets. Where other records name their queues it says what only a stream needs:
+This file knows the shape of the bytes and nothing of files. A chunk is a record (drawn in
+record.pyx) of messages of one stream with consecutive offsets. Where other records name their
+queues, a chunk has what only a stream needs:
 
     chunk     0  u32 length, a multiple of 8
               4  u32 crc32c of [8, length) ^ salt
               8  u64 timestamp, ms: the latest of the records it was made of
              16  u32 NONE | u32 count of messages
-             24  u16 words: 3 + filters | u8 255 | u8 1, 3: of records IN_SEQUENCE, and of these alone
+             24  u16 words: 3 + filters | u8 255 | u8 3 if made of records IN_SEQUENCE, which share
+                 a chunk with no others, else 1
              28  u64 offset of the first message
-             36  u32 mark: so many bytes of this file, / 8, were on stable storage before this was appended
+             36  u32 mark: the bytes of this file that were on stable storage before this chunk was
+                 appended, divided by 8
              40  u32 filter[words - 3], ascending; stored messages; zero padding
 
-    filter    a hash of what a message says of itself; UNFILTERED: a message says nothing; ANY: too many to name.
-              A chunk without filters has only messages that say nothing.
+    filter    a hash of the filter value of a message; UNFILTERED: a message has no value; ANY: the
+              chunk has too many values to name. In a chunk without filters no message has a value.
 """
 
 from cpython cimport array
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE,
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, qsort
@@ -93,7 +98,7 @@ cdef int push64(Grown *grown, uint64_t value) except -1:
 
 
 cdef int push_part(Grown *parts, const uint8_t *at, uint64_t size) except -1:
-    """Neighbours become one."""
+    """Append a part; it becomes one with the last part if both are neighbours."""
     cdef Part *last
     if size == 0:
         return 0
@@ -118,7 +123,7 @@ cdef void copy_parts(Grown *parts, uint8_t *out) noexcept:
         out += part[i].size
 
 
-# -- append -------------------------------------------------------------------------------------------
+# -- append ----------------------------------------------------------------------------------------
 
 cdef class Packer:
     """Makes chunks of records. The object is kept and used for batch after batch."""
@@ -137,20 +142,27 @@ cdef class Packer:
         free(self.words.data)
 
     def pack(self, records, unsigned long long offset, array.array filters=None) -> tuple:
-        """(chunks, rows) of a batch of whole records whose first message gets `offset`; ValueError when one record is
-        not whole and true. `filters`: one for each message. rows: (start, first offset, timestamp) of each chunk. What
-        depends on the file is filled in by `seal`."""
+        """Make chunks of a batch of whole records whose first message gets `offset`.
+
+        Return (chunks, rows); a row is (start, first offset, timestamp) of a chunk. `filters` has
+        one filter for each message. `seal` fills in what depends on the file. Raise ValueError if a
+        record is not whole and true.
+        """
         cdef Py_buffer view
         self.out.used = self.rows.used = self.parts.used = 0
         self.first = offset
-        self.messages = self.count = self.bytes = self.timestamp = self.packed = self.in_sequence = 0
+        self.messages = self.count = self.bytes = self.timestamp = 0
+        self.packed = self.in_sequence = 0
         self.filters = NULL
         PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
         try:
             self._check(<const uint8_t*>view.buf, view.len)
             if filters is not None:
                 if filters.typecode != "I" or <uint64_t>len(filters) != self.messages:
-                    raise ValueError(f"{len(filters)} filters of type {filters.typecode} for {self.messages} messages")
+                    raise ValueError(
+                        f"{len(filters)} filters of type {filters.typecode}"
+                        f" for {self.messages} messages"
+                    )
                 self.filters = <const uint32_t*>filters.data.as_uints
             self._pack(<const uint8_t*>view.buf, view.len)
         finally:
@@ -239,7 +251,8 @@ cdef class Packer:
         return 0
 
     cdef uint64_t _gather_filters(self) except? 0xFFFFFFFF:
-        """The distinct filters of the chunk's messages, ascending, to `words`; how many."""
+        """Put the distinct filters of the chunk's messages, ascending, to `words`; return how many.
+        """
         cdef uint32_t *words
         cdef uint64_t i, n = 0
         if self.filters == NULL:
@@ -259,8 +272,13 @@ cdef class Packer:
         return n
 
 
-def seal(bytearray chunks, Py_ssize_t start, Py_ssize_t stop, uint32_t salt, unsigned long long mark) -> None:
-    """Fill in what depends on the file: the mark (a position) and the crc. [start, stop) are whole chunks of ours."""
+def seal(
+    bytearray chunks, Py_ssize_t start, Py_ssize_t stop, uint32_t salt, unsigned long long mark
+) -> None:
+    """Fill in what depends on the file: the mark (a position) and the crc.
+
+    [start, stop) are whole chunks that `pack` made.
+    """
     cdef uint8_t *data = <uint8_t*>PyByteArray_AS_STRING(chunks)
     cdef Py_ssize_t at = start
     if not 0 <= start <= stop <= PyByteArray_GET_SIZE(chunks):
@@ -271,17 +289,21 @@ def seal(bytearray chunks, Py_ssize_t start, Py_ssize_t stop, uint32_t salt, uns
         at += u32(data + at)
 
 
-# -- one chunk ----------------------------------------------------------------------------------------
+# -- one chunk -------------------------------------------------------------------------------------
 
 cdef bint is_true(const uint8_t *chunk, uint64_t length, uint32_t salt) noexcept:
     return c_crc32c(0, chunk + 8, length - 8) ^ salt == u32(chunk + 4)
 
 
-def chunk_at(bytearray window, unsigned long long base, unsigned long long used, unsigned long long position,
-             uint32_t salt) -> tuple:
-    """(length, first offset, count, timestamp) of the chunk at `position` of a file of which `window` holds `used` bytes
-    from `base` on. Length 0: there is no good one, and then `first offset` is how many bytes it takes to tell, 0 when
-    these are enough."""
+def chunk_at(
+    bytearray window, unsigned long long base, unsigned long long used, unsigned long long position,
+    uint32_t salt
+) -> tuple:
+    """Return (length, first offset, count, timestamp) of the chunk at `position` of a file.
+
+    `window` holds `used` bytes of the file from `base` on. The length is 0 if there is no good
+    chunk. Then `first offset` is how many bytes it takes to tell, and 0 if these are enough.
+    """
     cdef const uint8_t *chunk = <const uint8_t*>PyByteArray_AS_STRING(window) + (position - base)
     cdef uint64_t room = base + used - position
     cdef uint64_t length = chunk_bytes(chunk, room)
@@ -292,9 +314,11 @@ def chunk_at(bytearray window, unsigned long long base, unsigned long long used,
     return length, u64(chunk + 28), u32(chunk + 20), u64(chunk + 8)
 
 
-# -- read ---------------------------------------------------------------------------------------------
+# -- read ------------------------------------------------------------------------------------------
 
-cdef bint wanted_in(const uint8_t *chunk, uint64_t words, const uint32_t *wanted, size_t wants) noexcept:
+cdef bint wanted_in(
+    const uint8_t *chunk, uint64_t words, const uint32_t *wanted, size_t wants
+) noexcept:
     """Whether the chunk may have a message with one of the filters wanted."""
     cdef size_t i, low, high, middle, count = words - WORDS
     cdef const uint8_t *filters = chunk + CHUNK_HEADER
@@ -319,15 +343,19 @@ cdef bint wanted_in(const uint8_t *chunk, uint64_t words, const uint32_t *wanted
 
 
 cdef class Copier:
-    """Messages out of windows of a segment. The object is kept and used for read after read; what a call found is told
-    in its attributes."""
+    """Read messages out of windows of a segment.
+
+    The object is kept and used for read after read. Its attributes say what a call found.
+    """
 
     cdef Grown parts, sizes, runs
     cdef uint64_t count_max
     cdef readonly unsigned long long position  # of the chunk to go on with
     cdef readonly unsigned long long offset  # of the message to go on with
-    cdef readonly unsigned long long checked  # position of the last chunk that was found good, 0: none
-    cdef readonly unsigned long long need  # bytes from `position` on that it takes to go on; 0: these were enough
+    # The position of the last chunk that was found good; 0 is none.
+    cdef readonly unsigned long long checked
+    # How many bytes from `position` on it takes to go on; 0 if these were enough.
+    cdef readonly unsigned long long need
     cdef readonly bint damaged  # there is no good chunk at `position`
     cdef readonly bint full  # the next message would be too much
 
@@ -336,14 +364,20 @@ cdef class Copier:
         free(self.sizes.data)
         free(self.runs.data)
 
-    def copy(self, bytearray window, unsigned long long base, unsigned long long used, unsigned long long position,
-             unsigned long long checked, uint32_t salt, unsigned long long offset, unsigned long long limit,
-             unsigned long long bytes_max, bint at_least_one, array.array wanted,
-             unsigned long long count_max=NO_COUNT) -> tuple:
-        """(blob, body_bytes of each, runs) of messages from `offset` on and below `limit`, as far as they fit in
-        `bytes_max` and `count_max`, out of the chunks from `position` on in `window`, which holds `used` bytes of the file
-        from `base`. runs: (first offset, count) of messages with consecutive offsets. The chunk at `checked` is known to be
-        good. `wanted`: only chunks that may have a message with one of these filters."""
+    def copy(
+        self, bytearray window, unsigned long long base, unsigned long long used,
+        unsigned long long position, unsigned long long checked, uint32_t salt,
+        unsigned long long offset, unsigned long long limit, unsigned long long bytes_max,
+        bint at_least_one, array.array wanted, unsigned long long count_max=NO_COUNT
+    ) -> tuple:
+        """Read messages with offsets from `offset` on and below `limit`.
+
+        `window` holds `used` bytes of the file from `base` on; its chunks are read from `position`
+        on, as far as their messages fit in `bytes_max` and `count_max`. The chunk at `checked` is
+        known to be good. With `wanted`, only chunks are read that may have a message with one of
+        these filters. Return (blob, body_bytes of each message, runs). A run is (first offset,
+        count) of messages with consecutive offsets.
+        """
         cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(window)
         cdef const uint8_t *chunk
         cdef uint64_t length, room, total = 0
@@ -369,7 +403,12 @@ cdef class Copier:
             self.checked = self.position
             if u64(chunk + 28) >= limit:
                 break
-            if wanted is None or wanted_in(chunk, u16(chunk + 24), <const uint32_t*>wanted.data.as_uints, len(wanted)):
+            if (
+                wanted is None
+                or wanted_in(
+                    chunk, u16(chunk + 24), <const uint32_t*>wanted.data.as_uints, len(wanted)
+                )
+            ):
                 self._take(chunk, length, bytes_max, at_least_one, &total)
                 if self.full:
                     break
@@ -378,9 +417,12 @@ cdef class Copier:
             self.position += length
         return self._result(total)
 
-    cdef int _take(self, const uint8_t *chunk, uint64_t length, uint64_t bytes_max, bint at_least_one,
-                   uint64_t *total) except -1:
-        cdef uint64_t first = u64(chunk + 28), count = u32(chunk + 20), i, size, begin = 0, taken = 0
+    cdef int _take(
+        self, const uint8_t *chunk, uint64_t length, uint64_t bytes_max, bint at_least_one,
+        uint64_t *total
+    ) except -1:
+        cdef uint64_t first = u64(chunk + 28), count = u32(chunk + 20), i, size, begin = 0
+        cdef uint64_t taken = 0
         cdef uint64_t at = RECORD_HEADER + 4 * <uint64_t>u16(chunk + 24)
         cdef uint64_t skip = self.offset - first if self.offset > first else 0
         cdef uint64_t *run
@@ -433,7 +475,7 @@ cdef class Copier:
 
 
 def expanded(array.array runs not None, unsigned long long plus) -> array.array:
-    """Each number of the runs (first, count), with `plus` added."""
+    """Return each number of the runs (first, count), with `plus` added."""
     cdef uint64_t total = 0, i, k, at = 0
     cdef const uint64_t *run = <const uint64_t*>runs.data.as_voidptr
     cdef uint64_t *out
@@ -449,17 +491,21 @@ def expanded(array.array runs not None, unsigned long long plus) -> array.array:
     return found
 
 
-# -- recovery -----------------------------------------------------------------------------------------
+# -- recovery --------------------------------------------------------------------------------------
 
 cdef class Scanner:
-    """Walks the chunks of one segment, window after window; knows at its end what the segment holds. What is bad between
-    good chunks is a hole; what is bad behind the last good one is no chunk at all."""
+    """Walk the chunks of one segment, window after window, and find what the segment holds.
+
+    Bytes between good chunks that are no chunk are a hole. Bytes behind the last good chunk are
+    none.
+    """
 
     cdef uint32_t salt
     cdef uint64_t limit, every
     cdef readonly unsigned long long offset  # behind the last good message
     cdef readonly unsigned long long end  # position behind the last good chunk
-    cdef readonly unsigned long long dirt  # position behind the last byte there that is not zero and in no good chunk
+    # The position behind the last byte that is not zero and in no good chunk.
+    cdef readonly unsigned long long dirt
     cdef readonly unsigned long long timestamp  # of the last chunk
     cdef readonly unsigned long long newest  # the latest timestamp up to here, in all the stream
     cdef readonly unsigned long long last_chunk  # its first offset
@@ -473,7 +519,7 @@ cdef class Scanner:
 
     def __cinit__(self, uint32_t salt, unsigned long long position, unsigned long long offset,
                   unsigned long long newest, unsigned long long limit, unsigned long long every):
-        """From `position`, where `offset` is expected; offsets of this segment are below `limit`."""
+        """Begin at `position`, where `offset` is expected; the segment ends before `limit`."""
         self.salt = salt
         self.cursor = self.end = position
         self.offset = self.last_chunk = offset
@@ -486,7 +532,10 @@ cdef class Scanner:
         free(self.entries.data)
 
     def feed(self, bytearray window, unsigned long long used, bint last) -> None:
-        """`window` holds `used` bytes from `cursor` on; with `last` the file ends there."""
+        """Walk `window`, which holds `used` bytes from `cursor` on.
+
+        With `last` the file ends there.
+        """
         cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(window)
         cdef uint64_t base = self.cursor, at = 0, length
         cdef uint64_t crc_bytes_left = used * RESYNC_CRC_SHARE + SHARED_BYTES
@@ -537,7 +586,7 @@ cdef class Scanner:
         return 0
 
     cdef int _index(self, uint64_t offset, uint64_t position) except -1:
-        """An entry each `every` bytes: (offset of the chunk, newest timestamp before it, position)."""
+        """Add an entry each `every` bytes; `index` describes the entries."""
         cdef const uint64_t *last = <const uint64_t*>(self.entries.data + self.entries.used)
         if self.entries.used and position - last[-1] < self.every:
             return 0
@@ -547,16 +596,18 @@ cdef class Scanner:
         return 0
 
     cdef tuple _state(self):
-        return (self.offset, self.end, self.timestamp, self.newest, self.last_chunk, self.entries.used)
+        return (
+            self.offset, self.end, self.timestamp, self.newest, self.last_chunk, self.entries.used
+        )
 
     def cut(self, int hole) -> None:
-        """As if the segment ended where this hole begins."""
+        """Forget what lies behind this hole, as if the segment ended where the hole begins."""
         (self.offset, self.end, self.timestamp, self.newest, self.last_chunk,
          self.entries.used) = self.holes[hole][2]
         del self.holes[hole:]
 
     def index(self) -> array.array:
-        """(offset, newest timestamp before it, position) of a chunk about every so many bytes."""
+        """Return (offset, newest timestamp before it, position) of a chunk each `every` bytes."""
         cdef array.array entries = array.clone(_Q, self.entries.used // 8, False)
         if self.entries.used:
             memcpy(entries.data.as_voidptr, self.entries.data, self.entries.used)

@@ -10,8 +10,8 @@ cdef enum:
     WORDS = 3
     # Its messages say their place in what a producer sends, and were looked up by it.
     IN_SEQUENCE = 2
-    # Messages of many small publishes that share a crc and are read in one piece: small enough to be checked again for
-    # a reader that takes a few messages at a time.
+    # Messages of many small publishes that share a crc and are read in one piece: small enough to
+    # be checked again for a reader that takes a few messages at a time.
     MESSAGES_BYTES = 256 << 10
     FILTERS = 1024
     # No chunk of more than one message is longer.
@@ -27,8 +27,10 @@ cdef extern from *:
 
 
 cdef inline uint64_t chunk_bytes(const uint8_t *chunk, uint64_t room) noexcept nogil:
-    """Length of the chunk if its header can be true, though it may end behind `room`; 0: it cannot be; CUT_OFF: there
-    is too little to tell."""
+    """Return the length of the chunk if its header can be true, else 0.
+
+    The chunk may end behind `room`. Return CUT_OFF if there is too little to tell.
+    """
     cdef uint64_t length, words, fixed, count, n
     if room < CHUNK_HEADER:
         return CUT_OFF
@@ -36,7 +38,13 @@ cdef inline uint64_t chunk_bytes(const uint8_t *chunk, uint64_t room) noexcept n
     words = u16(chunk + 24)
     count = u32(chunk + 20)
     fixed = RECORD_HEADER + 4 * words
-    if length & 7 or words < WORDS or words > WORDS + FILTERS or count == 0 or length < fixed + 10 * count:
+    if (
+        length & 7
+        or words < WORDS
+        or words > WORDS + FILTERS
+        or count == 0
+        or length < fixed + 10 * count
+    ):
         return 0
     if u32(chunk + 16) != NONE or chunk[26] != 255 or chunk[27] & ~IN_SEQUENCE != 1:
         return 0

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Where the arrays of a batch of rows lie in memory, and to whom full batches go."""
+"""Declare where the arrays of a batch of rows lie, and to whom full batches go."""
 
 from libc.stdint cimport uint8_t, uint64_t
 

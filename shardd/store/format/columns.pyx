@@ -1,9 +1,9 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Turn chunks of a stream into columns: the buffers of Arrow arrays.
 
 They are made directly from the bytes of a window. The shapes are drawn elsewhere: a chunk in
-chunk.pyx, a stored message in record.pyx, properties and tables in shardd/content.pxd. In memory the
-arrays lie as Arrow has them:
+chunk.pyx, a stored message in record.pyx, properties and tables in shardd/content.pxd. In memory
+the arrays lie as Arrow has them:
 
     text, bytes    i32 ends[rows + 1], the first 0 | data back to back
                    | a bit per row that has a value, lowest first
@@ -64,11 +64,13 @@ cdef enum:
 
 # For each property from bit 15 down: its kind, and its place among the columns of that kind, -1 if
 # it has no column.
-cdef int[KINDS] kind_of = [SHORT, SHORT, TABLE, OCTET, OCTET, SHORT, SHORT, SHORT, SHORT, TIME, SHORT, SHORT, SHORT, SHORT]
+cdef int[KINDS] kind_of = [
+    SHORT, SHORT, TABLE, OCTET, OCTET, SHORT, SHORT, SHORT, SHORT, TIME, SHORT, SHORT, SHORT, SHORT
+]
 cdef int[KINDS] place_of = [0, 1, -1, 0, 1, 2, 3, 4, 5, 2, 6, 7, 8, -1]
 PROPERTY_COLUMNS = (
-    "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
-    "message_id", "timestamp", "type", "user_id", "app_id",
+    "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to",
+    "expiration", "message_id", "timestamp", "type", "user_id", "app_id",
 )
 
 # Seconds beyond which microseconds do not fit.
@@ -96,7 +98,7 @@ cdef extern from *:
     uint64_t guessed "shardd_guessed"(uint64_t found, uint64_t guess) noexcept nogil
 
 
-# -- columns that grow: `push_` and `fill_` make the room they need, `put_` has it already -----------
+# -- columns that grow: `push_` and `fill_` make the room they need, `put_` has it already ---------
 
 
 cdef inline int push32(Grown *grown, int32_t value) except -1 nogil:
@@ -210,7 +212,7 @@ cdef inline int fill_number(Number *number, uint64_t rows, size_t width) except 
     return fill_bits(&number.valid, rows)
 
 
-# -- arrays and filters -----------------------------------------------------------------------------
+# -- arrays and filters ----------------------------------------------------------------------------
 
 
 cdef struct Word:
@@ -289,7 +291,9 @@ cdef class Arrays:
                 for row in range(rows + 1):
                     (<int32_t*>repeated.text.ends.data)[row] = <int32_t>(row * repeated.size)
                 for row in range(rows):
-                    memcpy(repeated.text.data.data + row * repeated.size, repeated.value, repeated.size)
+                    memcpy(
+                        repeated.text.data.data + row * repeated.size, repeated.value, repeated.size
+                    )
                 repeated.rows = rows
             repeated.text.ends.used = 4 * (rows + 1)
             repeated.text.data.used = repeated.size * rows
@@ -309,9 +313,7 @@ cdef class Sink:
 
 
 cdef class Filter:
-    """Says which messages of a stream become rows: those of which all that is given holds.
-
-    It looks at the names in a stored message and the time of its chunk.
+    """Choose the messages of a stream that become rows: those for which all given conditions hold.
     """
 
     cdef Word[PATTERN_WORDS] words
@@ -359,7 +361,10 @@ cdef class Filter:
 
     cdef bint passes(self, const uint8_t *message) noexcept nogil:
         cdef size_t n = message[8], m = message[9 + message[8]]
-        if not _equal(&self.wanted_exchange, message + 9, n) or not _equal(&self.wanted_key, message + 10 + n, m):
+        if (
+            not _equal(&self.wanted_exchange, message + 9, n)
+            or not _equal(&self.wanted_key, message + 10 + n, m)
+        ):
             return False
         return self.count < 0 or self._matches(message + 10 + n, m)
 
@@ -523,10 +528,13 @@ cdef class Columns:
             self.numbers[i].rows = self.numbers[i].nulls = 0
         return 0
 
-    def take(self, bytearray window, unsigned long long base, unsigned long long used, unsigned long long position,
-             unsigned long long checked, uint32_t salt, unsigned long long offset, unsigned long long limit,
-             unsigned long long rows_max, unsigned long long bytes_max, int handle=-1, unsigned long long end=0,
-             unsigned long long piece=0, Sink sink=None) -> None:
+    def take(
+        self, bytearray window, unsigned long long base, unsigned long long used,
+        unsigned long long position, unsigned long long checked, uint32_t salt,
+        unsigned long long offset, unsigned long long limit, unsigned long long rows_max,
+        unsigned long long bytes_max, int handle=-1, unsigned long long end=0,
+        unsigned long long piece=0, Sink sink=None
+    ) -> None:
         """Add messages from `offset` on and below `limit`, until the batch is full.
 
         It is full with `rows_max` rows, or when the next message would make it more than
@@ -551,7 +559,11 @@ cdef class Columns:
         with nogil:
             while True:
                 self._walk(data, salt, limit, rows_max, bytes_max)
-                while handle >= 0 and self._is_cut_off(end, limit) and self._read_on(handle, end, piece, data, size):
+                while (
+                    handle >= 0
+                    and self._is_cut_off(end, limit)
+                    and self._read_on(handle, end, piece, data, size)
+                ):
                     self._walk(data, salt, limit, rows_max, bytes_max)
                 if not self.full or sink is None or not self._hand_over(sink):
                     break
@@ -571,7 +583,9 @@ cdef class Columns:
                 fill_text(&self.texts[i], self.rows)
             for i in range(KINDS):
                 if place_of[i] >= 0 and kind_of[i] != SHORT:
-                    fill_number(&self.numbers[place_of[i]], self.rows, 8 if kind_of[i] == TIME else 4)
+                    fill_number(
+                        &self.numbers[place_of[i]], self.rows, 8 if kind_of[i] == TIME else 4
+                    )
         more = sink.take()
         self._clear()
         return more
@@ -582,13 +596,16 @@ cdef class Columns:
             return False
         return self.need != 0 or self.position >= self.base + self.used
 
-    cdef bint _read_on(self, int handle, uint64_t end, uint64_t piece, uint8_t *data, uint64_t size) noexcept nogil:
+    cdef bint _read_on(
+        self, int handle, uint64_t end, uint64_t piece, uint8_t *data, uint64_t size
+    ) noexcept nogil:
         """Read on from `position`; return whether the window now reaches further than before.
 
         The bytes that the window has from there are read again, so that source and target lie alike
         in their cache lines: the kernel's copy is then up to twice as fast.
         """
-        cdef uint64_t before = (self.position - <uint64_t>data) % CACHE_LINE, wanted = piece, had = self.base + self.used
+        cdef uint64_t before = (self.position - <uint64_t>data) % CACHE_LINE, wanted = piece
+        cdef uint64_t had = self.base + self.used
         cdef ssize_t got
         # Up to the next chunk's header, which says how much to read then.
         if self.need > piece >> 1:
@@ -618,8 +635,12 @@ cdef class Columns:
                     length = room + HEAD_BYTES_MAX if room >= CHUNK_HEADER else CHUNK_HEADER
                 self.need = length
                 break
-            if length == 0 or (
-                self.position != self.checked and c_crc32c(0, chunk + 8, length - 8) ^ salt != u32(chunk + 4)
+            if (
+                length == 0
+                or (
+                    self.position != self.checked
+                    and c_crc32c(0, chunk + 8, length - 8) ^ salt != u32(chunk + 4)
+                )
             ):
                 self.damaged = True
                 break
@@ -670,10 +691,16 @@ cdef class Columns:
             self.offset = first + i + 1
         return 0
 
-    cdef int64_t _begin(self, const uint8_t *chunk, uint64_t length, uint64_t at, uint64_t passed) except -1 nogil:
+    cdef int64_t _begin(
+        self, const uint8_t *chunk, uint64_t length, uint64_t at, uint64_t passed
+    ) except -1 nogil:
         """Return where the message behind the first `passed` ones begins."""
         cdef uint64_t i, size
-        if self.position == self.left_position and self.offset == self.left_offset and self.left_at < length:
+        if (
+            self.position == self.left_position
+            and self.offset == self.left_offset
+            and self.left_at < length
+        ):
             return <int64_t>self.left_at
         for i in range(passed):
             size = message_bytes(chunk + at, length - at)
@@ -688,13 +715,16 @@ cdef class Columns:
         self.left_position, self.left_offset, self.left_at = self.position, offset, at
         return 0
 
-    cdef int _take_plain(self, const uint8_t *chunk, uint64_t length, uint64_t at, uint64_t first, uint64_t count,
-                         uint64_t rows_max, uint64_t bytes_max) except -1 nogil:
+    cdef int _take_plain(
+        self, const uint8_t *chunk, uint64_t length, uint64_t at, uint64_t first, uint64_t count,
+        uint64_t rows_max, uint64_t bytes_max
+    ) except -1 nogil:
         """Do what the loop in `_take` does, without a filter, for columns that have room already.
 
         Most readers want all of a stream, and this way costs half as much.
         """
-        cdef uint64_t rows = min(count, rows_max - self.rows if self.rows < rows_max else 0), i = 0, size, total = 0
+        cdef uint64_t rows = min(count, rows_max - self.rows if self.rows < rows_max else 0), i = 0
+        cdef uint64_t size, total = 0
         cdef uint64_t bytes_left = bytes_max - self.bytes if self.bytes < bytes_max else 0
         cdef uint64_t before = 0
         cdef bint steady = False
@@ -762,7 +792,9 @@ cdef class Columns:
             reserve(&self.key.ends, 4 * count)
         return 0
 
-    cdef inline int _add(self, const uint8_t *message, int64_t offset, int64_t time_us) except -1 nogil:
+    cdef inline int _add(
+        self, const uint8_t *message, int64_t offset, int64_t time_us
+    ) except -1 nogil:
         cdef size_t n = message[8], m = message[9 + message[8]]
         cdef size_t props = u32(message + 4), body = u32(message)
         cdef const uint8_t *key = message + 10 + n
@@ -859,7 +891,8 @@ cdef class Columns:
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first row. Raises ValueError without rows or a column of offsets."""
+        """Return the offset of the first row. Raise ValueError without rows or a column of offsets.
+        """
         if not self.rows or not self.wanted & C_OFFSET:
             raise ValueError("there is no offset")
         return (<int64_t*>self.offsets.data)[0]
@@ -881,7 +914,12 @@ cdef class Columns:
         elif column == C_PROPERTIES:
             self._lay_out_properties(to)
         else:
-            to.add_text(rows, &self.exchange if column == C_EXCHANGE else &self.key if column == C_KEY else &self.value, False)
+            to.add_text(
+                rows,
+                &self.exchange if column == C_EXCHANGE
+                else &self.key if column == C_KEY else &self.value,
+                False
+            )
 
     cdef int _lay_out_headers(self, Arrays to) except -1:
         cdef const uint64_t *entries = &self.header_key.rows

@@ -1,5 +1,8 @@
 # cython: language_level=3, cdivision=True
-"""A table of queue ids: each gets the next slot when it is seen first. All zero is none yet: clear it before use."""
+"""A table of queue ids: each id gets the next slot when it is seen first.
+
+A table whose bytes are all zero is not ready: clear it before use.
+"""
 
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free, malloc
@@ -14,7 +17,7 @@ cdef struct IdTable:
 
 
 cdef inline int id_table_clear(IdTable *table, uint32_t size) except -1 nogil:
-    """Empty, with `size` places (a power of two)."""
+    """Make the table empty, with `size` places (a power of two)."""
     if table.keys == NULL or table.mask + 1 != size:
         free(table.keys)
         free(table.slots)
@@ -54,7 +57,7 @@ cdef inline int id_table_grow(IdTable *table) except -1 nogil:
 
 
 cdef inline int64_t id_table_add(IdTable *table, uint32_t key) except -1 nogil:
-    """Slot of `key`, new ones count up."""
+    """Return the slot of `key`; new slots count up."""
     cdef uint32_t at = id_table_place(table, key)
     if table.slots[at] == 0:
         if table.count * 2 > table.mask:

@@ -1,5 +1,8 @@
 # cython: language_level=3
-"""Numbers and lengths in a record and its messages, as record.pyx draws them: shared by all that walk through them."""
+"""Declare the numbers and lengths in a record and its messages, for all that walk through them.
+
+record.pyx draws both.
+"""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -7,9 +10,15 @@ from libc.string cimport memcpy
 cdef extern from *:
     """
     #include <string.h>
-    static inline uint16_t shardd_u16(const unsigned char *p) { uint16_t v; memcpy(&v, p, 2); return v; }
-    static inline uint32_t shardd_u32(const unsigned char *p) { uint32_t v; memcpy(&v, p, 4); return v; }
-    static inline uint64_t shardd_u64(const unsigned char *p) { uint64_t v; memcpy(&v, p, 8); return v; }
+    static inline uint16_t shardd_u16(const unsigned char *p) {
+        uint16_t v; memcpy(&v, p, 2); return v;
+    }
+    static inline uint32_t shardd_u32(const unsigned char *p) {
+        uint32_t v; memcpy(&v, p, 4); return v;
+    }
+    static inline uint64_t shardd_u64(const unsigned char *p) {
+        uint64_t v; memcpy(&v, p, 8); return v;
+    }
     static inline void shardd_put16(unsigned char *p, uint16_t v) { memcpy(p, &v, 2); }
     static inline void shardd_put32(unsigned char *p, uint32_t v) { memcpy(p, &v, 4); }
     static inline void shardd_put64(unsigned char *p, uint64_t v) { memcpy(p, &v, 8); }
@@ -30,12 +39,13 @@ cdef enum:
 
 
 cdef inline uint8_t kind_of(uint8_t flags) noexcept nogil:
-    """Return the kind of the messages of a record: 2 if they are PERSISTENT, else 1 (queues/entry.py)."""
+    """Return the kind of a record's messages: 2 if they are PERSISTENT, else 1 (queues/entry.py).
+    """
     return 1 + (flags & 1)
 
 
 cdef inline uint64_t record_bytes(const uint8_t *record, uint64_t room) noexcept nogil:
-    """Length of the record if its header can be true, else 0."""
+    """Return the length of the record if its header can be true, else 0."""
     cdef uint64_t length, fixed, count
     if room < RECORD_HEADER:
         return 0
@@ -50,7 +60,7 @@ cdef inline uint64_t record_bytes(const uint8_t *record, uint64_t room) noexcept
 
 
 cdef inline uint64_t message_bytes(const uint8_t *message, uint64_t room) noexcept nogil:
-    """Length of the stored message that begins here, or 0 when it does not end within `room`."""
+    """Return the length of the stored message here, or 0 if it does not end within `room`."""
     cdef uint64_t n, total
     if room < MESSAGE_BYTES_MIN:
         return 0
@@ -61,8 +71,11 @@ cdef inline uint64_t message_bytes(const uint8_t *message, uint64_t room) noexce
     return total if total <= room else 0
 
 
-cdef inline int walk(const uint8_t *record, uint64_t length, uint64_t *offsets, uint64_t *body_bytes) noexcept nogil:
-    """Offsets of the messages within the record; 0, or -1 when they do not fill it."""
+cdef inline int walk(
+    const uint8_t *record, uint64_t length, uint64_t *offsets, uint64_t *body_bytes
+) noexcept nogil:
+    """Find the offsets of the messages within the record. Return 0, or -1 if they do not fill it.
+    """
     cdef uint64_t at = RECORD_HEADER + 4 * <uint64_t>u16(record + 24)
     cdef uint64_t total, bodies = 0
     cdef uint32_t i, count = u32(record + 20)
@@ -78,8 +91,11 @@ cdef inline int walk(const uint8_t *record, uint64_t length, uint64_t *offsets, 
 
 
 cdef inline uint64_t fact_of(const uint8_t *record) noexcept nogil:
-    """priority << 56 | expires_at_ms; 0 says nothing: the lowest priority, never expires. Without a priority the time
-    has all 64 bits: so it is in the record of a message that waits at an exchange until then."""
+    """Return priority << 56 | expires_at_ms.
+
+    0 is the lowest priority and never expires. Without a priority the time has all 64 bits. It is
+    so in the record of a message that waits at an exchange until then.
+    """
     cdef uint64_t fact = 0
     cdef uint32_t ttl = u32(record + 16)
     if ttl != <uint32_t>NO_TTL:
@@ -89,9 +105,14 @@ cdef inline uint64_t fact_of(const uint8_t *record) noexcept nogil:
     return fact
 
 
-cdef inline uint8_t *write_abstract(uint8_t *out, const uint8_t *record, const uint8_t *base, uint64_t position,
-                                    const uint64_t *offsets) noexcept nogil:
-    """Of a record whose messages are at `offsets` from `base`, where the segment is at `position`; where it ends."""
+cdef inline uint8_t *write_abstract(
+    uint8_t *out, const uint8_t *record, const uint8_t *base, uint64_t position,
+    const uint64_t *offsets
+) noexcept nogil:
+    """Write the abstract of a record to `out`; return where the abstract ends.
+
+    Its messages are at `offsets` from `base`, where the segment is at `position`.
+    """
     cdef uint32_t i, count = u32(record + 20), queues = u16(record + 24)
     memcpy(out, record + 8, ABSTRACT_HEADER)
     out += ABSTRACT_HEADER

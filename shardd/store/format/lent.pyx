@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Records whose body lies elsewhere, in memory that a front door has lent (wire/bodies.pyx).
 
 On the wire such a record is LENT: it holds one message, with the place of the body instead of the
@@ -7,7 +7,9 @@ before somebody needs them there. Until then the record has no checksum.
 """
 
 from cpython cimport array
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE,
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
@@ -41,8 +43,10 @@ cdef struct Record:
     uint64_t stored  # length in a segment
 
 
-cdef int read_record(const uint8_t *records, uint64_t at, uint64_t total, uint64_t memory, bint checked,
-                     Record *found) except -1:
+cdef int read_record(
+    const uint8_t *records, uint64_t at, uint64_t total, uint64_t memory, bint checked,
+    Record *found
+) except -1:
     """Find the parts of a record. `memory` is the size of the memory that bodies lie in.
 
     The checksum is compared unless the record was `checked` before.
@@ -75,7 +79,9 @@ cdef int read_record(const uint8_t *records, uint64_t at, uint64_t total, uint64
 
 
 def stored_bytes(const uint8_t[::1] records not None, unsigned long long memory) -> int:
-    """Return how many bytes these records take in a segment. Raise ValueError if one is not whole and true.
+    """Return how many bytes these records take in a segment.
+
+    Raise ValueError if one is not whole and true.
 
     `memory` is the size of the memory that the bodies lie in.
     """
@@ -102,7 +108,10 @@ def runs_of(const uint8_t[::1] records not None) -> list:
 
 
 def buffer(Py_ssize_t size) -> bytearray:
-    """Return a buffer for a segment. Its bytes are anything: pages that nobody writes to take no memory."""
+    """Return a buffer for a segment.
+
+    Its bytes are anything: pages that nobody writes to take no memory.
+    """
     return PyByteArray_FromStringAndSize(NULL, size)
 
 
@@ -120,7 +129,10 @@ cdef void seal(uint8_t *record, uint32_t salt) noexcept:
 
 
 def joined(const uint8_t[::1] records not None, const uint8_t[::1] memory not None) -> bytes:
-    """Return the records with copies of the bodies that are lent. Raise ValueError as stored_bytes() does."""
+    """Return the records with copies of the bodies that are lent.
+
+    Raise ValueError as stored_bytes() does.
+    """
     cdef uint64_t at = 0, total = records.shape[0], come = 0
     cdef Record found
     cdef bytes out = PyBytes_FromStringAndSize(NULL, stored_bytes(records, memory.shape[0]))
@@ -169,9 +181,14 @@ cdef class LentBodies:
     def __len__(self):
         return self.bodies.used // sizeof(Body)
 
-    def lay_out(self, const uint8_t[::1] records not None, bytearray target not None, unsigned long long position,
-                lender not None) -> None:
-        """Put records, which stored_bytes() has checked, into the segment at `position`, without their lent bodies."""
+    def lay_out(
+        self, const uint8_t[::1] records not None, bytearray target not None,
+        unsigned long long position, lender not None
+    ) -> None:
+        """Put records into the segment at `position`, without their lent bodies.
+
+        stored_bytes() has checked the records.
+        """
         cdef uint64_t at = 0, total = records.shape[0], here = position
         cdef const uint8_t *record
         cdef Record found
@@ -190,7 +207,8 @@ cdef class LentBodies:
                 gap = put_head(to, record, &found)
                 memset(gap + found.body_bytes, 0, found.stored - found.place - found.body_bytes)
                 body = <Body *> (self.bodies.data + self.bodies.used)
-                body.record, body.message, body.body = here, here + found.message, here + found.place
+                body.record, body.message = here, here + found.message
+                body.body = here + found.place
                 body.size, body.offset = found.body_bytes, u64(record + found.place)
                 body.run, body.lender = u32(record + found.place + 8), ordinal
                 self.bodies.used += sizeof(Body)
@@ -208,7 +226,10 @@ cdef class LentBodies:
         return <uint32_t> len(self.lenders) - 1
 
     def fill(self, bytearray target not None, uint32_t salt) -> None:
-        """Copy the bodies into the segment, give their records checksums, and give the holds back."""
+        """Copy the bodies into the segment, and give the holds back.
+
+        Their records get checksums.
+        """
         cdef const uint8_t[::1] memory
         cdef Body *body = <Body *> self.bodies.data
         cdef size_t i
@@ -216,7 +237,10 @@ cdef class LentBodies:
         cdef uint64_t room = PyByteArray_GET_SIZE(target)
         for i in range(self.bodies.used // sizeof(Body)):
             memory = self.lenders[body[i].lender].memory
-            if body[i].offset + body[i].size > <uint64_t> memory.shape[0] or body[i].body + body[i].size > room:
+            if (
+                body[i].offset + body[i].size > <uint64_t> memory.shape[0]
+                or body[i].body + body[i].size > room
+            ):
                 raise ValueError("no such body, or no such record")
             memcpy(data + body[i].body, &memory[0] + body[i].offset, body[i].size)
             seal(data + body[i].record, salt)
@@ -228,14 +252,21 @@ cdef class LentBodies:
         cdef size_t i = 0, first, count = self.bodies.used // sizeof(Body)
         while i < count:
             first = i
-            while i < count and body[i].run == body[first].run and body[i].lender == body[first].lender:
+            while (
+                i < count
+                and body[i].run == body[first].run
+                and body[i].lender == body[first].lender
+            ):
                 i += 1
             self.lenders[body[first].lender].let_go(body[first].run, i - first)
         self.bodies.used = self.held_bytes = 0
         self.lenders.clear()
 
     def forget_from(self, unsigned long long position) -> None:
-        """Forget the bodies of records from `position` on, which were not appended. Their holds are the caller's again."""
+        """Forget the bodies of records from `position` on, which were not appended.
+
+        Their holds are the caller's again.
+        """
         cdef Body *body = <Body *> self.bodies.data
         cdef size_t count = self.bodies.used // sizeof(Body)
         while count and body[count - 1].record >= position:
@@ -245,11 +276,12 @@ cdef class LentBodies:
 
     def look(self, bytearray source not None, uint64_t segment, array.array entries not None,
              Py_ssize_t bytes_max) -> tuple:
-        """Return (lender, messages, their weight, body bytes of each) of the first entries that are lent by one lender.
+        """Look at the first entries whose bodies one lender has lent.
 
-        The messages have the places of their bodies. As many as weigh `bytes_max` are returned, but at least one. Without
-        a lender no message is returned: the first entry is not lent. Then the last item is how many entries of the segment
-        come before the first that is.
+        Return (lender, messages, their weight, body bytes of each). The messages have the places of
+        their bodies. As many as weigh `bytes_max` are returned, but at least one. Without a lender
+        no message is returned: the first entry is not lent. Then the last item is how many entries
+        of the segment come before the first that is lent.
         """
         cdef const uint64_t *entry = <const uint64_t *> entries.data.as_ulonglongs
         cdef Py_ssize_t i, n = 0, count = len(entries)

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The abstracts of a segment, for compiled code that puts records there."""
+"""Declare the abstracts of a segment, for compiled code that puts records there."""
 
 from libc.stdint cimport uint8_t, uint64_t
 
@@ -9,7 +9,8 @@ from shardmq.shardd.grown cimport Grown
 cdef class Abstracts:
     cdef Grown out
     cdef uint64_t end  # of the records that are in it; 0: given up
-    cdef uint64_t share  # what an index takes of them, as its worth is judged: a message counts for each of its queues
+    # The bytes that judge whether an index is worth it: a message counts for each of its queues.
+    cdef uint64_t share
     cdef uint64_t bytes_max
     cdef uint64_t share_max
 

@@ -1,5 +1,7 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loops over records: check and index a batch, copy it, read messages back, settle. Recovery has scanning.pyx.
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Check and index a batch of records, copy it, read messages back, and settle them.
+
+Recovery has scanning.pyx.
 
 Knows the shape of the bytes and nothing of files or queues. All numbers are little endian.
 
@@ -13,8 +15,8 @@ Knows the shape of the bytes and nothing of files or queues. All numbers are lit
              27  u8  flags
              28  u32 queue id[queues], stored messages, zero padding
 
-    entry     segment << 32 | position << 4 | flags          position: of a stored message in its segment
-    pair      queue id << 32 | position                      one settled message of one queue
+    entry     segment << 32 | position << 4 | flags    position: of a stored message in its segment
+    pair      queue id << 32 | position                one settled message of one queue
     abstract  what recovery needs of a record, without its messages:
               u64 timestamp | u32 ttl_ms | u32 count | u16 queues | u8 priority | u8 flags
               | u32 queue id[queues] | (u32 position, u32 body_bytes)[count]
@@ -61,11 +63,13 @@ cdef uint64_t POSITION_LIMIT = 1 << 28
 cdef uint64_t SEGMENT_HEADER_MAX = 64
 # Less is sooner copied than a view is made.
 cdef uint64_t VIEW_BYTES_MIN = 16 << 10
-# Of a backlog the beginning of each message is in no cache near by: that of the one so many behind is fetched meanwhile.
+# Of a backlog the beginning of each message is in no cache near by: that of the one so many behind
+# is fetched meanwhile.
 cdef enum:
     LOOK_AHEAD = 32
-# So much more than what an index may take is collected before it is given up: the first messages of a segment need not
-# be like the rest, and one that is about worth its index must not lose what was collected for it over a few of them.
+# So much more than what an index may take is collected before it is given up: the first messages of
+# a segment need not be like the rest, and one that is about worth its index must not lose what was
+# collected for it over a few of them.
 cdef uint64_t ABSTRACTS_AHEAD = 4 << 10
 
 cdef array.array _Q = array.array("Q")
@@ -73,7 +77,10 @@ cdef array.array _I = array.array("I")
 
 
 cdef class Arrival:
-    """Messages that reached one queue: entries in publish order; what stands beside them has one item for each."""
+    """The messages of a batch that reached one queue: entries in publish order.
+
+    The arrays beside `entries` have one item for each entry.
+    """
 
     cdef readonly unsigned int queue_id
     cdef readonly object entries
@@ -84,7 +91,9 @@ cdef class Arrival:
     cdef readonly int marks  # MARKS of the flags of its records, all together
     cdef readonly int kinds  # kind_of its records, all together; 0: not known
 
-    def __init__(self, queue_id, entries, body_bytes, facts=None, indexes=None, times=None, marks=0, kinds=0):
+    def __init__(
+        self, queue_id, entries, body_bytes, facts=None, indexes=None, times=None, marks=0, kinds=0
+    ):
         self.queue_id = queue_id
         self.entries = entries
         self.body_bytes = body_bytes
@@ -95,7 +104,10 @@ cdef class Arrival:
         self.kinds = kinds
 
     def __repr__(self):
-        return f"Arrival(queue_id={self.queue_id}, entries={self.entries!r}, body_bytes={self.body_bytes})"
+        return (
+            f"Arrival(queue_id={self.queue_id}, entries={self.entries!r},"
+            f" body_bytes={self.body_bytes})"
+        )
 
 
 def crc32c(data, uint32_t crc=0) -> int:
@@ -108,16 +120,16 @@ def crc32c(data, uint32_t crc=0) -> int:
 
 
 def crc32c_narrow(const uint8_t[::1] data not None, uint32_t crc=0) -> int:
-    """The one of processors that do not multiply 512 bits, for comparison."""
+    """Compute the checksum as processors do that do not multiply 512 bits, for comparison."""
     return c_crc32c_narrow(crc, &data[0] if data.shape[0] else NULL, data.shape[0])
 
 
 def crc32c_tables(const uint8_t[::1] data not None, uint32_t crc=0) -> int:
-    """The way without the instruction; the same answer."""
+    """Compute the same checksum without the instruction."""
     return c_crc32c_tables(crc, &data[0] if data.shape[0] else NULL, data.shape[0])
 
 
-# -- append -------------------------------------------------------------------------------------------
+# -- append ----------------------------------------------------------------------------------------
 
 cdef struct Slot:
     uint32_t queue_id
@@ -140,11 +152,17 @@ cdef struct Seen:  # a record of the batch
 
 
 cdef class Abstracts:
-    """The abstracts of a segment's records, collected while batches are put into it from position `start` on: what scan()
-    would find. Given up, and let go of, when others were put in between, or an index does not look worth its writing
-    (Segment.index_is_worth_it): it may take one byte for `share_max` of its segment, so never more than `bytes_max`."""
+    """The abstracts of a segment's records, collected while batches are put into it.
 
-    def __cinit__(self, unsigned long long start, unsigned long long capacity, unsigned long long share_max):
+    They are the abstracts that scan() would find from position `start` on. They are given up, and
+    their memory is freed, if other records were put in between, or if an index does not look worth
+    its writing (Segment.index_is_worth_it). An index may take one byte for `share_max` bytes of its
+    segment, so never more than `bytes_max`.
+    """
+
+    def __cinit__(
+        self, unsigned long long start, unsigned long long capacity, unsigned long long share_max
+    ):
         self.end = start
         self.bytes_max = capacity // share_max
         self.share_max = share_max
@@ -153,7 +171,7 @@ cdef class Abstracts:
         free(self.out.data)
 
     def until(self, unsigned long long end):
-        """Of all records up to `end`, None when it has not just these."""
+        """Return the abstracts of all records up to `end`, None if there are more or fewer here."""
         if self.end != end:
             return None
         return PyBytes_FromStringAndSize(<char*>self.out.data, self.out.used)
@@ -171,7 +189,11 @@ cdef class Abstracts:
         self.end = 0
 
     cdef uint8_t *room_for(self, size_t size) noexcept:
-        """Where the next ones go. NULL: there may be no more, or is no memory, for want of which no batch must fail."""
+        """Return where the next abstracts go.
+
+        Return NULL if there may be no more, or if there is no memory: that must not make a batch
+        fail.
+        """
         cdef size_t needed = self.out.used + size, room
         cdef uint8_t *moved
         if needed > self.bytes_max:
@@ -187,9 +209,12 @@ cdef class Abstracts:
 
 
 cdef class Batch:
-    """A batch of records on its way into segments: `plan` checks it and counts, `fit` says how much of it a segment
-    takes, `copy` copies that, `take` gives the entries; `put` does these at once where one segment takes all. The
-    object is kept and used for batch after batch."""
+    """A batch of records on its way into segments.
+
+    `plan` checks the batch and counts, `fit` says how much of it a segment takes, `copy` copies
+    that much, and `take` returns the entries. `put` does all this at once if one segment takes the
+    batch. The object is kept and used for batch after batch.
+    """
 
     cdef IdTable table
     cdef Grown slots, seen, refs, offsets
@@ -208,7 +233,9 @@ cdef class Batch:
         free(self.offsets.data)
 
     def plan(self, records, bint checked=False) -> int:
-        """Check every record of the batch, crc and all; ValueError when one is not whole and true. How many messages.
+        """Check every record of the batch, crc and all; ValueError when one is not whole and true.
+
+        How many messages.
 
         `checked`: the checksums were compared before, or are still to be made.
         """
@@ -228,15 +255,22 @@ cdef class Batch:
             PyBuffer_Release(&view)
         return self.messages
 
-    def put(self, records, bytearray target, Py_ssize_t position, unsigned long long segment, uint32_t salt,
-            bint indexes, Abstracts abstracts=None) -> tuple:
-        """The whole batch into one segment, as `copy` does; (one Arrival per queue, what counts() says of it all)."""
+    def put(
+        self, records, bytearray target, Py_ssize_t position, unsigned long long segment,
+        uint32_t salt, bint indexes, Abstracts abstracts=None
+    ) -> tuple:
+        """Put the whole batch into one segment, as `copy` does.
+
+        Return (one Arrival per queue, what counts() returns for the batch).
+        """
         cdef list arrivals
         cdef size_t record
         self.copy(records, 0, self.planned_bytes, target, position, salt, abstracts)
         arrivals = self._arrivals(indexes)
         for record in range(self.seen.used // sizeof(Seen)):
-            self._index(<Seen*>self.seen.data + record, (segment << 32) + (<uint64_t>position << 4), indexes)
+            self._index(
+                <Seen*>self.seen.data + record, (segment << 32) + (<uint64_t>position << 4), indexes
+            )
         self.facts(records, arrivals)
         return arrivals, self.counts(0, self.planned_bytes)
 
@@ -257,7 +291,9 @@ cdef class Batch:
             if walk(records + at, length, offsets, &bodies) != 0:
                 raise ValueError(f"messages do not fill the record at byte {at} of the batch")
             if offsets[count - 1] + SEGMENT_HEADER_MAX >= POSITION_LIMIT:
-                raise ValueError(f"a message of the record at byte {at} of the batch begins too far in")
+                raise ValueError(
+                    f"a message of the record at byte {at} of the batch begins too far in"
+                )
             for i in range(count):
                 offsets[i] += at
             self.offsets.used += <size_t>count * 8
@@ -304,13 +340,16 @@ cdef class Batch:
         return 0
 
     def fit(self, unsigned long long start, unsigned long long room) -> int:
-        """Offset behind the last whole record that `room` bytes from the record at `start` can take."""
+        """Return the offset behind the last whole record that fits.
+
+        There are `room` bytes for records from the one at `start` on.
+        """
         if <unsigned long long>self.planned_bytes - start <= room:
             return self.planned_bytes
         return (<Seen*>self.seen.data)[self._before(start + room + 1) - 1].offset
 
     cdef size_t _before(self, uint64_t offset) noexcept:
-        """How many records begin before that."""
+        """Return how many records begin before `offset`."""
         cdef Seen *seen = <Seen*>self.seen.data
         cdef size_t low = 0, high = self.seen.used // sizeof(Seen), middle
         while low < high:
@@ -322,7 +361,8 @@ cdef class Batch:
         return low
 
     cpdef tuple counts(self, unsigned long long start, unsigned long long stop):
-        """(records, messages, references from queues) of the records from `start` to `stop`."""
+        """Return (records, messages, references from queues) of the records from `start` to `stop`.
+        """
         cdef Seen *seen = <Seen*>self.seen.data
         cdef size_t i, records = 0
         cdef uint64_t messages = 0, references = 0
@@ -333,9 +373,14 @@ cdef class Batch:
                 references += <uint64_t>seen[i].count * seen[i].refs
         return records, messages, references
 
-    cpdef copy(self, records, Py_ssize_t start, Py_ssize_t stop, bytearray target, Py_ssize_t position, uint32_t salt,
-               Abstracts abstracts=None):
-        """Records [start, stop) to `target` at `position`, in one piece, salted; `abstracts`: of that segment."""
+    cpdef copy(
+        self, records, Py_ssize_t start, Py_ssize_t stop, bytearray target, Py_ssize_t position,
+        uint32_t salt, Abstracts abstracts=None
+    ):
+        """Copy records [start, stop) to `target` at `position`, in one piece.
+
+        Their checksums are salted. `abstracts` are those of that segment.
+        """
         cdef Py_buffer view
         cdef uint8_t *out = <uint8_t*>PyByteArray_AS_STRING(target) + position
         cdef uint64_t at = 0, total = stop - start
@@ -343,7 +388,8 @@ cdef class Batch:
             raise ValueError("no room for the batch")
         PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
         try:
-            if out != <const uint8_t*>view.buf + start:  # lent.lay_out() has put records in their place
+            # The records may be in their place: lent.lay_out() has put them there.
+            if out != <const uint8_t*>view.buf + start:
                 memcpy(out, <const uint8_t*>view.buf + start, total)
             if abstracts is not None and abstracts.end != 0 and total != 0:
                 self._collect(<const uint8_t*>view.buf, start, stop, position, abstracts)
@@ -353,27 +399,40 @@ cdef class Batch:
             put32(out + at + 4, u32(out + at + 4) ^ salt)
             at += u32(out + at)
 
-    cdef void _collect(self, const uint8_t *records, uint64_t start, uint64_t stop, uint64_t position,
-                       Abstracts abstracts) noexcept:
-        """The abstracts of records [start, stop), which go to `position`."""
+    cdef void _collect(
+        self, const uint8_t *records, uint64_t start, uint64_t stop, uint64_t position,
+        Abstracts abstracts
+    ) noexcept:
+        """Collect the abstracts of records [start, stop), which go to `position`."""
         cdef Seen *seen = <Seen*>self.seen.data
         cdef const uint64_t *offsets = <const uint64_t*>self.offsets.data
         cdef size_t i, first = self._before(start), last = self._before(stop)
         cdef bint is_rest = last == self.seen.used // sizeof(Seen)
         cdef uint64_t refs = (self.refs.used // 4 if is_rest else seen[last].ref) - seen[first].ref
-        cdef uint64_t messages = (self.messages if is_rest else seen[last].message) - seen[first].message
-        cdef uint64_t size = ABSTRACT_HEADER * (last - first) + 4 * refs + 8 * messages, references = 0
+        cdef uint64_t messages = (
+            (self.messages if is_rest else seen[last].message) - seen[first].message
+        )
+        cdef uint64_t size = ABSTRACT_HEADER * (last - first) + 4 * refs + 8 * messages
+        cdef uint64_t references = 0
         cdef uint8_t *out = abstracts.room_for(size) if abstracts.end == position else NULL
         if out == NULL:
             abstracts.give_up()
             return
         for i in range(first, last):
-            out = write_abstract(out, records + seen[i].offset, records, position - start, offsets + seen[i].message)
+            out = write_abstract(
+                out, records + seen[i].offset, records, position - start, offsets + seen[i].message
+            )
             references += <uint64_t>seen[i].count * seen[i].refs
-        abstracts.added(size, position + stop - start, ABSTRACT_HEADER * (last - first) + 4 * references + 8 * messages)
+        abstracts.added(
+            size, position + stop - start,
+            ABSTRACT_HEADER * (last - first) + 4 * references + 8 * messages
+        )
 
     def take(self, list pieces, bint indexes) -> list:
-        """One Arrival per queue. `pieces`: (start, stop, segment, position of start), in order, of the whole batch."""
+        """Return one Arrival per queue.
+
+        `pieces` has (start, stop, segment, position of start) of all pieces of the batch, in order.
+        """
         cdef list arrivals = self._arrivals(indexes)
         cdef Seen *seen = <Seen*>self.seen.data
         cdef size_t record = 0, records = self.seen.used // sizeof(Seen)
@@ -442,7 +501,10 @@ cdef class Batch:
         return arrivals
 
     cdef void _index(self, Seen *seen, uint64_t base, bint indexes) noexcept:
-        """Entries of one record, to each of its queues. A slot's pointers move on as it fills."""
+        """Append the entries of one record to each of its queues.
+
+        The pointers of a slot move on as the slot fills.
+        """
         cdef uint64_t *offsets = <uint64_t*>self.offsets.data + seen.message
         cdef uint32_t *refs = <uint32_t*>self.refs.data + seen.ref
         cdef Slot *slots = <Slot*>self.slots.data
@@ -464,18 +526,25 @@ cdef class Batch:
                 slot.indexes += seen.count
 
 
-# -- read and settle ----------------------------------------------------------------------------------
+# -- read and settle -------------------------------------------------------------------------------
 
-def copy_out(bytearray source, unsigned long long base, unsigned long long used, array.array entries,
-             Py_ssize_t start, Py_ssize_t stop, Py_ssize_t bytes_max, bint at_least_one) -> tuple:
-    """(blob, body_bytes of each) of messages of entries[start:stop], up to the first that is not whole in `source`,
-    which holds `used` bytes of their segment from position `base` on, or that would make the blob longer than
-    `bytes_max` (not the first, with `at_least_one`)."""
+def copy_out(
+    bytearray source, unsigned long long base, unsigned long long used, array.array entries,
+    Py_ssize_t start, Py_ssize_t stop, Py_ssize_t bytes_max, bint at_least_one
+) -> tuple:
+    """Return (blob, body_bytes of each) of the messages of entries[start:stop].
+
+    `source` holds `used` bytes of their segment from position `base` on. The messages end before
+    the first that is not whole in `source`, and before the first that would make the blob longer
+    than `bytes_max`. With `at_least_one` the first message may be longer.
+    """
     return copied_out(source, base, used, entries, start, stop, bytes_max, at_least_one, False)
 
 
-cdef tuple copied_out(bytearray source, uint64_t base, uint64_t used, array.array entries, Py_ssize_t start,
-                      Py_ssize_t stop, Py_ssize_t bytes_max, bint at_least_one, bint views):
+cdef tuple copied_out(
+    bytearray source, uint64_t base, uint64_t used, array.array entries, Py_ssize_t start,
+    Py_ssize_t stop, Py_ssize_t bytes_max, bint at_least_one, bint views
+):
     cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(source)
     cdef const uint64_t *wanted = <const uint64_t*>entries.data.as_ulonglongs
     cdef array.array sizes = array.clone(_I, stop - start, False)
@@ -528,15 +597,23 @@ cdef tuple copied_out(bytearray source, uint64_t base, uint64_t used, array.arra
     return blob, sizes
 
 
-def look_at(bytearray source, unsigned long long used, array.array entries, Py_ssize_t start, Py_ssize_t stop,
-            Py_ssize_t bytes_max) -> tuple:
-    """As copy_out() of a whole segment, at least one; where they lie together a large blob is a view of `source`."""
+def look_at(
+    bytearray source, unsigned long long used, array.array entries, Py_ssize_t start,
+    Py_ssize_t stop, Py_ssize_t bytes_max
+) -> tuple:
+    """Do the same as copy_out() of a whole segment, for at least one message.
+
+    A large blob is a view of `source` if its messages lie together.
+    """
     return copied_out(source, 0, used, entries, start, stop, bytes_max, True, True)
 
 
 def pieces_out(list pieces, Py_ssize_t bytes_max, bint at_least_one) -> tuple:
-    """(blob, body_bytes of each, whether there was room) of the stored messages that these bytes objects begin with, as
-    copy_out(): up to the first that is not whole, or that there is no room for."""
+    """Return (blob, body_bytes of each, whether there was room) of stored messages.
+
+    Each of `pieces` begins with a stored message. The messages end before the first that is not
+    whole, or that there is no room for, as in copy_out().
+    """
     cdef Py_ssize_t i, n = 0, count = len(pieces)
     cdef array.array sizes = array.clone(_I, count, False)
     cdef uint64_t *totals = <uint64_t*>malloc(<size_t>count * 8 + 8)
@@ -551,7 +628,9 @@ def pieces_out(list pieces, Py_ssize_t bytes_max, bint at_least_one) -> tuple:
         for i in range(count):
             piece = pieces[i]
             total = message_bytes(<const uint8_t*>PyBytes_AS_STRING(piece), PyBytes_GET_SIZE(piece))
-            fits = total == 0 or blob_bytes + total <= <uint64_t>bytes_max or (at_least_one and n == 0)
+            fits = (
+                total == 0 or blob_bytes + total <= <uint64_t>bytes_max or (at_least_one and n == 0)
+            )
             if total == 0 or not fits:
                 break
             sizes.data.as_uints[n] = u32(<const uint8_t*>PyBytes_AS_STRING(piece))
@@ -571,8 +650,10 @@ def pieces_out(list pieces, Py_ssize_t bytes_max, bint at_least_one) -> tuple:
 
 
 def message_bytes_at(bytearray source, unsigned long long offset) -> int:
-    """Length of the stored message whose beginning is at `offset`, as far as `source` shows it; 0: it shows too little.
-    The rest of the message need not be in `source`."""
+    """Return the length of the stored message that begins at `offset`.
+
+    The rest of the message need not be in `source`. Return 0 if `source` has too little to tell.
+    """
     cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(source)
     cdef uint64_t size = PyByteArray_GET_SIZE(source), n
     if offset + 10 > size:
@@ -584,7 +665,7 @@ def message_bytes_at(bytearray source, unsigned long long offset) -> int:
 
 
 def only_segment(array.array entries) -> int:
-    """The segment of all these entries; 0 where there is none, or more than one."""
+    """Return the segment of all these entries, 0 if there is none, or more than one."""
     cdef const uint64_t *entry = <const uint64_t*>entries.data.as_ulonglongs
     cdef Py_ssize_t i, count = len(entries)
     if entries.ob_descr.typecode != c"Q":
@@ -596,7 +677,7 @@ def only_segment(array.array entries) -> int:
 
 
 def segment_runs(array.array entries) -> list:
-    """(segment, start, stop) of each run of entries of one segment."""
+    """Return (segment, start, stop) of each run of entries of one segment."""
     cdef const uint64_t *entry = <const uint64_t*>entries.data.as_ulonglongs
     cdef Py_ssize_t i, start = 0, count = len(entries)
     cdef list runs = []
@@ -615,7 +696,9 @@ cdef inline uint64_t position_of(uint64_t entry) noexcept nogil:
     return <uint32_t>entry >> 4
 
 
-def settled_pairs(unsigned int queue_id, array.array entries, Py_ssize_t start, Py_ssize_t stop) -> bytes:
+def settled_pairs(
+    unsigned int queue_id, array.array entries, Py_ssize_t start, Py_ssize_t stop
+) -> bytes:
     cdef const uint64_t *entry = <const uint64_t*>entries.data.as_ulonglongs
     cdef bytes pairs = PyBytes_FromStringAndSize(NULL, (stop - start) * 8)
     cdef uint64_t *out = <uint64_t*>PyBytes_AS_STRING(pairs)
@@ -641,7 +724,7 @@ def mark_redelivered(array.array entries, array.array marks) -> None:
 
 
 def redelivered(array.array entries):
-    """Those with the REDELIVERED flag."""
+    """Return the entries with the REDELIVERED flag."""
     cdef const uint64_t *entry = <const uint64_t*>entries.data.as_ulonglongs
     cdef Py_ssize_t i, found = 0, n = len(entries)
     cdef uint64_t *to

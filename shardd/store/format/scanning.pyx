@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Go through the records of a segment: find the good ones, gather or copy what is still needed.
 
 `scan` and `Collector` are for recovery, `Survivors` and the functions at the end for compaction,
@@ -7,7 +7,9 @@ record.pyx. The long loops of compaction let other threads run, beside the owner
 """
 
 from cpython cimport array
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE,
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
@@ -94,13 +96,17 @@ cdef inline int pair_set_fill(PairSet *known, const uint8_t *pairs, size_t count
     return 0
 
 
-cdef int add_abstract(Grown *out, const uint8_t *record, uint64_t position, const uint64_t *offsets) except -1 nogil:
+cdef int add_abstract(
+    Grown *out, const uint8_t *record, uint64_t position, const uint64_t *offsets
+) except -1 nogil:
     reserve(out, ABSTRACT_HEADER + 4 * <size_t>u16(record + 24) + 8 * <size_t>u32(record + 20))
     out.used = write_abstract(out.data + out.used, record, record, position, offsets) - out.data
     return 0
 
 
-def scan(bytearray segment, unsigned long long start, unsigned long long stop, uint32_t salt) -> tuple:
+def scan(
+    bytearray segment, unsigned long long start, unsigned long long stop, uint32_t salt
+) -> tuple:
     """Return (abstracts, end, holes) of segment[start:stop].
 
     `abstracts` are those of the good records, `end` is where the last of them ends, `holes` are the
@@ -129,7 +135,10 @@ def scan(bytearray segment, unsigned long long start, unsigned long long stop, u
                     if length > crc_bytes_left:
                         break
                     crc_bytes_left -= length
-                if length == 0 or c_crc32c(0, data + at + 8, length - 8) ^ salt != u32(data + at + 4):
+                if (
+                    length == 0
+                    or c_crc32c(0, data + at + 8, length - 8) ^ salt != u32(data + at + 4)
+                ):
                     lost = True
                     at += 8
                     continue
@@ -146,7 +155,9 @@ def scan(bytearray segment, unsigned long long start, unsigned long long stop, u
         free(offsets.data)
 
 
-def sound_until(bytearray data, unsigned long long start, unsigned long long stop, uint32_t salt) -> tuple:
+def sound_until(
+    bytearray data, unsigned long long start, unsigned long long stop, uint32_t salt
+) -> tuple:
     """Return (end, needed): the records of data[start:stop] are good up to `end`.
 
     `needed` is how many bytes from there on the next record needs to be judged, or 0 when there is
@@ -221,7 +232,7 @@ cdef int found_reserve(Found *found, size_t more) except -1:
 
 
 cdef class Collector:
-    """Gathers the live entries of the known queues from abstracts, one segment after another."""
+    """Gather the live entries of the known queues from abstracts, one segment after another."""
 
     cdef IdTable table
     cdef Found *found
@@ -254,7 +265,9 @@ cdef class Collector:
         free(self.table.keys)
         free(self.table.slots)
 
-    def add(self, bytes abstracts, unsigned long long segment, bytes pairs, unsigned int flags) -> tuple:
+    def add(
+        self, bytes abstracts, unsigned long long segment, bytes pairs, unsigned int flags
+    ) -> tuple:
         """Return (records, messages, references, live references) of one segment.
 
         `pairs` are its settled pairs, in any order; repeats and nonsense are allowed. Raises
@@ -282,11 +295,17 @@ cdef class Collector:
                 if time > self.newest and u32(at + 8) != 0:
                     if self.newest and time >= self.due:
                         if self.note is not None:
-                            self.note(segment << 32 | <uint64_t>u32(at + 20 + 4 * <size_t>queues) << 4, self.newest)
+                            self.note(
+                                segment << 32 | <uint64_t>u32(at + 20 + 4 * <size_t>queues) << 4,
+                                self.newest
+                            )
                         self.due = time + NOTE_EACH_MS
                     self.newest = time
                 for i in range(queues):
-                    live += self._add(at, at + 20 + 4 * <size_t>queues, count, u32(at + 20 + 4 * i), base, &settled)
+                    live += self._add(
+                        at, at + 20 + 4 * <size_t>queues, count, u32(at + 20 + 4 * i), base,
+                        &settled
+                    )
                 records += 1
                 messages += count
                 references += <uint64_t>count * queues
@@ -297,8 +316,10 @@ cdef class Collector:
             self.note((segment + 1) << 32, self.newest)
         return records, messages, references, live
 
-    cdef int64_t _add(self, const uint8_t *abstract, const uint8_t *places, uint32_t count, uint32_t queue_id,
-                      uint64_t base, PairSet *settled) except -1:
+    cdef int64_t _add(
+        self, const uint8_t *abstract, const uint8_t *places, uint32_t count, uint32_t queue_id,
+        uint64_t base, PairSet *settled
+    ) except -1:
         cdef uint32_t slot = self.table.slots[id_table_place(&self.table, queue_id)]
         cdef Found *found
         cdef uint64_t fact, position
@@ -310,7 +331,8 @@ cdef class Collector:
         # An abstract is the record without its first 8 bytes.
         fact = fact_of(abstract - 8)
         if u32(abstract + 8) == 0:
-            # Messages that wait at an exchange used to have their priority here; old ones need none.
+            # Messages that wait at an exchange used to have their priority here; old ones need
+            # none.
             fact = u64(abstract)
         if fact != 0 and found.facts == NULL:
             found.facts = <uint64_t*>calloc(found.room, 8)
@@ -347,7 +369,12 @@ cdef class Collector:
                 entries = moved_out(&found.entries, found.count)
                 facts = moved_out(&found.facts, found.count) if found.facts != NULL else None
                 times = moved_out(&found.times, found.count) if found.timed else None
-                arrivals.append(Arrival(self.queue_ids[i], entries, found.body_bytes, facts, None, times, found.marks, found.kinds))
+                arrivals.append(
+                    Arrival(
+                        self.queue_ids[i], entries, found.body_bytes, facts, None, times,
+                        found.marks, found.kinds
+                    )
+                )
                 found.count = found.room = 0
         return arrivals
 
@@ -442,7 +469,8 @@ cdef class Survivors:
             with nogil:
                 pair_set_fill(&gone, pairs, pair_count)
                 good = self._add(
-                    source, size, at, stop, number, &gone, dead_until, wanted, wanted_count, queue_ids is None
+                    source, size, at, stop, number, &gone, dead_until, wanted, wanted_count,
+                    queue_ids is None
                 )
                 self._close_record()
         finally:
@@ -451,8 +479,10 @@ cdef class Survivors:
             raise ValueError("the abstracts are of other bytes")
         return array_of(&self.known), array_of(&self.placed)
 
-    def ranges(self, bytes abstracts, unsigned long long end, bytes settled, unsigned long long dead_until,
-               array.array queue_ids) -> list:
+    def ranges(
+        self, bytes abstracts, unsigned long long end, bytes settled, unsigned long long dead_until,
+        array.array queue_ids
+    ) -> list:
         """Return the (start, stop) of the records of which something is left, neighbours together.
 
         The last record ends at `end`. The other arguments are as for `add`.
@@ -477,7 +507,8 @@ cdef class Survivors:
             with nogil:
                 pair_set_fill(&gone, pairs, pair_count)
                 good = self._ranges(
-                    &found, at, stop, end, &gone, dead_until, wanted, wanted_count, queue_ids is None
+                    &found, at, stop, end, &gone, dead_until, wanted, wanted_count,
+                    queue_ids is None
                 )
             if not good:
                 raise ValueError("the abstracts are not whole")
@@ -491,9 +522,10 @@ cdef class Survivors:
             free(gone.pairs)
             free(found.data)
 
-    cdef bint _ranges(self, Grown *found, const uint8_t *at, const uint8_t *stop, uint64_t end, PairSet *gone,
-                      uint64_t dead_until, const uint32_t *wanted, size_t wanted_count,
-                      bint all_wanted) except -1 nogil:
+    cdef bint _ranges(
+        self, Grown *found, const uint8_t *at, const uint8_t *stop, uint64_t end, PairSet *gone,
+        uint64_t dead_until, const uint32_t *wanted, size_t wanted_count, bint all_wanted
+    ) except -1 nogil:
         cdef uint32_t count, queues, i, position
         cdef const uint8_t *places
         cdef uint64_t start
@@ -503,7 +535,10 @@ cdef class Survivors:
                 return False
             count = u32(at + 12)
             queues = u16(at + 16)
-            if <uint64_t>(stop - at) < ABSTRACT_HEADER + 4 * <uint64_t>queues + 8 * <uint64_t>count or count == 0:
+            if (
+                <uint64_t>(stop - at) < ABSTRACT_HEADER + 4 * <uint64_t>queues + 8 * <uint64_t>count
+                or count == 0
+            ):
                 return False
             places = at + ABSTRACT_HEADER + 4 * <size_t>queues
             start = <uint64_t>u32(places) - RECORD_HEADER - 4 * <uint64_t>queues
@@ -523,9 +558,11 @@ cdef class Survivors:
             push64(found, end)
         return True
 
-    cdef bint _add(self, const uint8_t *source, uint64_t size, const uint8_t *at, const uint8_t *stop, uint64_t number,
-                   PairSet *gone, uint64_t dead_until, const uint32_t *wanted, size_t wanted_count,
-                   bint all_wanted) except -1 nogil:
+    cdef bint _add(
+        self, const uint8_t *source, uint64_t size, const uint8_t *at, const uint8_t *stop,
+        uint64_t number, PairSet *gone, uint64_t dead_until, const uint32_t *wanted,
+        size_t wanted_count, bint all_wanted
+    ) except -1 nogil:
         cdef uint32_t count, queues, i, live, position
         cdef const uint8_t *places
         cdef uint64_t total
@@ -547,12 +584,16 @@ cdef class Survivors:
                 total = message_bytes(source + position, size - position) if position < size else 0
                 if total == 0:
                     return False
-                self._put(at, live, source + position, total, number << 32 | <uint64_t>position << 4)
+                self._put(
+                    at, live, source + position, total, number << 32 | <uint64_t>position << 4
+                )
             at = places + 8 * <size_t>count
         return True
 
-    cdef uint32_t _live_of(self, const uint8_t *abstract, uint32_t queues, uint32_t position, PairSet *gone,
-                           const uint32_t *wanted, size_t wanted_count, bint all_wanted) except? 0xFFFFFFFF nogil:
+    cdef uint32_t _live_of(
+        self, const uint8_t *abstract, uint32_t queues, uint32_t position, PairSet *gone,
+        const uint32_t *wanted, size_t wanted_count, bint all_wanted
+    ) except? 0xFFFFFFFF nogil:
         """Return how many queues need the message; `ids` has these queues."""
         cdef uint32_t i, queue_id, live = 0
         cdef uint64_t pair
@@ -561,13 +602,18 @@ cdef class Survivors:
         for i in range(queues):
             queue_id = u32(abstract + ABSTRACT_HEADER + 4 * i)
             pair = <uint64_t>queue_id << 32 | position
-            if not pair_set_has(gone, pair) and (all_wanted or is_among(wanted, wanted_count, queue_id)):
+            if (
+                not pair_set_has(gone, pair)
+                and (all_wanted or is_among(wanted, wanted_count, queue_id))
+            ):
                 put32(self.ids.data + 4 * live, queue_id)
                 live += 1
         return live
 
-    cdef int _put(self, const uint8_t *abstract, uint32_t live, const uint8_t *message, uint64_t total,
-                  uint64_t entry) except -1 nogil:
+    cdef int _put(
+        self, const uint8_t *abstract, uint32_t live, const uint8_t *message, uint64_t total,
+        uint64_t entry
+    ) except -1 nogil:
         cdef uint64_t placed
         if self.open_at and not self._goes_on(abstract, live, total):
             self._close_record()
@@ -590,11 +636,17 @@ cdef class Survivors:
         Both must have the same queues, times, priority and flags.
         """
         cdef const uint8_t *record = self.out.data + self.open_at
-        if self.open_count >= RECORD_MESSAGES_MAX or self.out.used - self.open_at + total > RECORD_BYTES_MAX:
+        if (
+            self.open_count >= RECORD_MESSAGES_MAX
+            or self.out.used - self.open_at + total > RECORD_BYTES_MAX
+        ):
             return False
         if memcmp(record + 8, abstract, 12) != 0 or memcmp(record + 26, abstract + 18, 2) != 0:
             return False
-        return u16(record + 24) == live and memcmp(record + RECORD_HEADER, self.ids.data, 4 * <size_t>live) == 0
+        return (
+            u16(record + 24) == live
+            and memcmp(record + RECORD_HEADER, self.ids.data, 4 * <size_t>live) == 0
+        )
 
     cdef int _open_record(self, const uint8_t *abstract, uint32_t live) except -1 nogil:
         cdef uint8_t *record
@@ -643,7 +695,9 @@ cdef array.array array_of(Grown *values):
 
 # -- find moved messages ---------------------------------------------------------------------------
 
-cdef inline Py_ssize_t place_of(const uint64_t *known, Py_ssize_t count, uint64_t wanted, Py_ssize_t hint) noexcept nogil:
+cdef inline Py_ssize_t place_of(
+    const uint64_t *known, Py_ssize_t count, uint64_t wanted, Py_ssize_t hint
+) noexcept nogil:
     """Return the index of `wanted`, or -1.
 
     `hint` is tried first, since a caller goes on in order.
@@ -660,7 +714,9 @@ cdef inline Py_ssize_t place_of(const uint64_t *known, Py_ssize_t count, uint64_
     return low if low < count and known[low] == wanted else -1
 
 
-def moved_entries(array.array known, array.array placed, array.array entries, Py_ssize_t start, Py_ssize_t stop):
+def moved_entries(
+    array.array known, array.array placed, array.array entries, Py_ssize_t start, Py_ssize_t stop
+):
     """Return entries[start:stop], each as `placed` has it, with its flags. `known` ascends.
 
     Raises KeyError if an entry is not known: another message in its place would be worse than none.
@@ -679,7 +735,9 @@ def moved_entries(array.array known, array.array placed, array.array entries, Py
     return found
 
 
-def moved_pairs(array.array known, array.array placed, unsigned long long number, bytes pairs) -> bytes:
+def moved_pairs(
+    array.array known, array.array placed, unsigned long long number, bytes pairs
+) -> bytes:
     """Return the pairs of segment `number` as they are in the segment its messages went to.
 
     The pairs of messages that went nowhere are left out.
@@ -700,7 +758,9 @@ def moved_pairs(array.array known, array.array placed, unsigned long long number
     return moved[: 8 * n]
 
 
-def moved_again(array.array known, array.array between, array.array from_there, array.array placed) -> tuple:
+def moved_again(
+    array.array known, array.array between, array.array from_there, array.array placed
+) -> tuple:
     """Return (known, placed) of messages that were moved twice.
 
     The messages `known` went to `between` once, and those of `from_there` go to `placed` now. The

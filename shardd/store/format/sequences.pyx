@@ -1,15 +1,16 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""How far each producer has come in each queue: the table, and the loops that look each message of a batch up in it.
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Keep how far each producer has come in each queue, and look up each message of a batch.
 
-A message IN_SEQUENCE names its producer and a sequence, which rises (sequence.pxd). What is not above the highest that
-the queue has of the producer is a repetition. A message that is refused leaves a gap: what the producer sent behind it
-is refused too, until the gap is filled; else the missing one would later look like a repetition.
+A message IN_SEQUENCE names its producer and a sequence, which rises (sequence.pxd). A message whose
+sequence is not above the highest that the queue has of the producer is a repetition. A message that
+is refused leaves a gap: messages that the producer sent behind it are refused too, until the gap is
+filled. Else the missing message would later look like a repetition.
 
-Of the first and the last SAMPLES messages that a queue has stored of a producer the table keeps a checksum of the body,
-in memory only: so a repetition that is another message can be told as far as these are repeated. It is passed over
-like any repetition; who asks is told of it.
+The table keeps, in memory only, a checksum of the body of the first and the last SAMPLES messages
+that a queue has stored of a producer. So a repetition of one of these with another body is
+recognised. It is passed over like any repetition, and `Screened.altered` names it.
 
-Knows the shape of the bytes (drawn in record.pyx) and nothing of files, queues or time.
+This file knows the shape of the bytes (drawn in record.pyx) and nothing of files, queues or time.
 
     place    0  u64 highest sequence + 1   8  u64 ms since epoch, when the producer was last heard
             16  u32 queue id              20  u8 n, producer[n]
@@ -85,7 +86,9 @@ cdef struct Bound:  # of a queue that refuses what is too much
     uint64_t size_max
 
 
-cdef inline uint32_t hash_of(uint32_t queue_id, const uint8_t *producer, uint32_t length) noexcept nogil:
+cdef inline uint32_t hash_of(
+    uint32_t queue_id, const uint8_t *producer, uint32_t length
+) noexcept nogil:
     cdef uint64_t hashed = <uint64_t>0xcbf29ce484222325 ^ queue_id
     cdef uint32_t i
     hashed *= <uint64_t>0x100000001b3
@@ -95,21 +98,23 @@ cdef inline uint32_t hash_of(uint32_t queue_id, const uint8_t *producer, uint32_
 
 
 cdef inline int place_in(const uint8_t *message, Sequence *found) noexcept nogil:
-    """1 when the stored message says its place."""
+    """Return 1 if the stored message says its place."""
     cdef const uint8_t *props = message + 9 + message[8]
     props += 1 + props[0]
     return sequence_read(props, u32(message + 4), found)
 
 
 cdef inline uint32_t sum_of(const uint8_t *message) noexcept nogil:
-    """A checksum of the body of a stored message."""
+    """Return a checksum of the body of a stored message."""
     cdef const uint8_t *props = message + 9 + message[8]
     props += 1 + props[0]
     return c_crc32c(0, props + u32(message + 4), u32(message))
 
 
 cdef inline void take_sample(Place *place, uint64_t number, uint32_t sum) noexcept nogil:
-    cdef uint32_t at = place.samples if place.samples < SAMPLES else SAMPLES + place.samples % SAMPLES
+    cdef uint32_t at = (
+        place.samples if place.samples < SAMPLES else SAMPLES + place.samples % SAMPLES
+    )
     place.sampled[at] = number
     place.sums[at] = sum
     place.samples += 1
@@ -117,8 +122,10 @@ cdef inline void take_sample(Place *place, uint64_t number, uint32_t sum) noexce
         place.samples = 2 * SAMPLES
 
 
-cdef inline bint is_another(const Place *place, uint64_t number, const uint8_t *message) noexcept nogil:
-    """Whether a message of that sequence was stored that surely had another body."""
+cdef inline bint is_another(
+    const Place *place, uint64_t number, const uint8_t *message
+) noexcept nogil:
+    """Return whether a message of that sequence was stored that surely had another body."""
     cdef uint32_t i, sum = 0, count = place.samples if place.samples < 2 * SAMPLES else 2 * SAMPLES
     cdef bint found = False
     for i in range(count):
@@ -133,9 +140,13 @@ cdef inline bint is_another(const Place *place, uint64_t number, const uint8_t *
 
 
 class Screened:
-    """A batch without what is not to be stored. `origins`: of each message of `records` its ordinal in the batch, None
-    when nothing was left out. `repeated`: messages by queue id. `refused`: ordinals in the batch. `known`: ordinals of
-    messages that some queue had already, `altered`: of these, those that it had with another body."""
+    """A batch without the messages that are not to be stored.
+
+    `origins` has for each message of `records` its ordinal in the batch; it is None if no message
+    was left out. `repeated` counts messages by queue id. `refused` has ordinals in the batch,
+    `known` those of messages that some queue had already, and `altered` those of known messages
+    that a queue had with another body.
+    """
 
     __slots__ = ("altered", "known", "origins", "records", "refused", "repeated")
 
@@ -149,7 +160,10 @@ class Screened:
 
 
 cdef class Sequences:
-    """The table of one store. `screen` a batch, then append what it gives; `undo` if that failed."""
+    """The table of one store.
+
+    `screen` a batch, then append the records that `screen` returns; `undo` if that failed.
+    """
 
     cdef Place *places
     cdef uint32_t count, room
@@ -175,17 +189,23 @@ cdef class Sequences:
     def __len__(self):
         return self.count
 
-    # -- the table -------------------------------------------------------------------------------------
+    # -- the table ---------------------------------------------------------------------------------
 
-    cdef int64_t find(self, uint32_t queue_id, const uint8_t *producer, uint32_t length) except -1 nogil:
-        """Index of the place, a new one if there is none."""
+    cdef int64_t find(
+        self, uint32_t queue_id, const uint8_t *producer, uint32_t length
+    ) except -1 nogil:
+        """Return the index of the place, a new one if there is none."""
         cdef uint32_t hashed = hash_of(queue_id, producer, length)
         cdef uint32_t at = hashed & self.mask
         cdef Place *place
         while self.slots[at] != 0:
             place = &self.places[self.slots[at] - 1]
-            if place.hashed == hashed and place.queue_id == queue_id and place.length == length and \
-                    memcmp(place.producer, producer, length) == 0:
+            if (
+                place.hashed == hashed
+                and place.queue_id == queue_id
+                and place.length == length
+                and memcmp(place.producer, producer, length) == 0
+            ):
                 return self.slots[at] - 1
             at = (at + 1) & self.mask
         if self.count == self.room:
@@ -252,13 +272,16 @@ cdef class Sequences:
             self.note_change(index)
         return 0
 
-    # -- a batch ---------------------------------------------------------------------------------------
+    # -- a batch -----------------------------------------------------------------------------------
 
     def screen(self, const uint8_t[::1] records not None, dict rooms not None, uint32_t only=0):
-        """What of the batch is to be stored; with `only` in that queue, the table then being of it alone: each record
-        goes on naming all its queues. `rooms`: of queues that refuse what is too much, by id: (messages that
-        count, how many may, bytes that count, how many may), None: not bounded. Records that are not whole are left to
-        `Batch.plan`."""
+        """Return which messages of the batch are to be stored, as Screened.
+
+        With `only`, screen for that queue alone: the table is that queue's, and each record goes on
+        naming all its queues. `rooms` has for queues that refuse publishes, by id, (messages that
+        count, how many may, bytes that count, how many may); None is no bound. Records that are not
+        whole are left to `Batch.plan`.
+        """
         cdef const uint8_t *start = &records[0] if records.shape[0] else NULL
         cdef uint64_t total = records.shape[0]
         cdef Grown fates
@@ -283,8 +306,10 @@ cdef class Sequences:
 
     cdef int judge(self, const uint8_t *start, uint64_t total, Bound *bounds, uint32_t bound_count,
                    uint32_t only, Grown *fates) except -2 nogil:
-        """A fate for each (message, queue) of records IN_SEQUENCE, in the records' order; whether records change, or -1
-        when one is not whole."""
+        """Append a fate for each (message, queue) of records IN_SEQUENCE, in their order.
+
+        Return whether records change, or -1 if a record is not whole.
+        """
         cdef uint64_t at = 0, length, place, size, ms
         cdef const uint8_t *record
         cdef uint32_t i, j, count, queues
@@ -305,7 +330,10 @@ cdef class Sequences:
                     if size == 0:
                         return -1
                     for j in range(queues):
-                        takes(bounds, bound_count, u32(record + RECORD_HEADER + 4 * j), u32(record + place))
+                        takes(
+                            bounds, bound_count, u32(record + RECORD_HEADER + 4 * j),
+                            u32(record + place)
+                        )
                     place += size
                 at += length
                 continue
@@ -319,8 +347,10 @@ cdef class Sequences:
                 for j in range(queues):
                     fate = KEPT
                     if known > 0 and (not only or u32(record + RECORD_HEADER + 4 * j) == only):
-                        fate = self.fate_of(0 if only else u32(record + RECORD_HEADER + 4 * j), &found, ms, bounds,
-                                            bound_count, record + place)
+                        fate = self.fate_of(
+                            0 if only else u32(record + RECORD_HEADER + 4 * j), &found, ms, bounds,
+                            bound_count, record + place
+                        )
                     altered |= fate
                     fates.data[fates.used] = fate
                     fates.used += 1
@@ -329,8 +359,10 @@ cdef class Sequences:
             at += length
         return 1 if altered else 0
 
-    cdef uint8_t fate_of(self, uint32_t queue_id, Sequence *found, uint64_t ms, Bound *bounds, uint32_t bound_count,
-                         const uint8_t *message) except 255 nogil:
+    cdef uint8_t fate_of(
+        self, uint32_t queue_id, Sequence *found, uint64_t ms, Bound *bounds, uint32_t bound_count,
+        const uint8_t *message
+    ) except 255 nogil:
         cdef uint32_t index = <uint32_t>self.find(queue_id, found.producer, found.length)
         cdef Place *place = &self.places[index]
         cdef uint64_t next = found.number + 1
@@ -359,7 +391,7 @@ cdef class Sequences:
         return KEPT
 
     def undo(self) -> None:
-        """The batch that was screened last is not stored: as if it had been refused."""
+        """Undo `screen` of the last batch, as if its messages had been refused."""
         cdef Change *changes = <Change*>self.changes.data
         cdef size_t i = self.changes.used // sizeof(Change)
         cdef Place *place
@@ -370,10 +402,10 @@ cdef class Sequences:
             place.gap = changes[i].stored
         self.changes.used = 0
 
-    # -- what lasts ------------------------------------------------------------------------------------
+    # -- what lasts --------------------------------------------------------------------------------
 
     def take_changes(self, bint everything=False) -> bytes:
-        """Places that changed since the last call, or all."""
+        """Return the places that changed since the last call, or all places."""
         cdef Grown out
         cdef uint32_t i, count = self.count if everything else <uint32_t>(self.changed.used // 4)
         memset(&out, 0, sizeof(Grown))
@@ -403,18 +435,29 @@ cdef class Sequences:
         return 0
 
     def add(self, bytes places not None) -> None:
-        """What `take_changes` gave, in another life. ValueError when it is not whole."""
+        """Add places that `take_changes` has returned in another life.
+
+        Raise ValueError if one is not whole.
+        """
         cdef const uint8_t *p = <const uint8_t*>PyBytes_AS_STRING(places)
         cdef const uint8_t *stop = p + PyBytes_GET_SIZE(places)
         while p < stop:
             if stop - p < PLACE_HEADER or stop - p - PLACE_HEADER < p[20]:
                 raise ValueError("places end too early")
-            self.raise_to(<uint32_t>self.find(u32(p + 16), p + PLACE_HEADER, p[20]), u64(p), u64(p + 8))
+            self.raise_to(
+                <uint32_t>self.find(u32(p + 16), p + PLACE_HEADER, p[20]), u64(p), u64(p + 8)
+            )
             p += PLACE_HEADER + p[20]
 
-    def gather(self, bytearray data not None, bytes abstracts not None, unsigned long long until) -> bool:
-        """From the records IN_SEQUENCE that begin below `until`, whose bytes `data` holds at their positions; whether
-        there are any, below or behind. (`abstracts` of good records, as `scan` gives them.)"""
+    def gather(
+        self, bytearray data not None, bytes abstracts not None, unsigned long long until
+    ) -> bool:
+        """Add the messages of the records IN_SEQUENCE that begin below `until`.
+
+        `data` holds the bytes of the records at their positions, and `abstracts` are those of good
+        records, as `scan` returns them. Return whether there are such records, below `until` or
+        behind.
+        """
         cdef const uint8_t *source = <const uint8_t*>PyByteArray_AS_STRING(data)
         cdef uint64_t size = PyByteArray_GET_SIZE(data)
         cdef const uint8_t *at = <const uint8_t*>PyBytes_AS_STRING(abstracts)
@@ -431,23 +474,34 @@ cdef class Sequences:
                 some = True
                 for i in range(count):
                     position = u32(positions + 8 * i)
-                    if position >= until or position >= size or message_bytes(source + position, size - position) == 0:
+                    if (
+                        position >= until
+                        or position >= size
+                        or message_bytes(source + position, size - position) == 0
+                    ):
                         break
                     if place_in(source + position, &found) <= 0:
                         continue
                     for j in range(queues):
-                        self.gather_one(u32(at + ABSTRACT_HEADER + 4 * j), &found, u64(at), source + position)
+                        self.gather_one(
+                            u32(at + ABSTRACT_HEADER + 4 * j), &found, u64(at), source + position
+                        )
             at = positions + 8 * <size_t>count
         return some
 
     def gather_chunk(self, bytearray data not None, size_t at) -> bool:
-        """From the good chunk of a stream that begins there, and is all there; whether it is IN_SEQUENCE. The table is
-        of that stream alone."""
+        """Add the messages of a good chunk, which is all there; return whether it is IN_SEQUENCE.
+
+        The table is that of the stream of the chunk alone.
+        """
         cdef const uint8_t *chunk = <const uint8_t*>PyByteArray_AS_STRING(data) + at
         cdef uint64_t length, place, size
         cdef uint32_t i
         cdef Sequence found
-        if at + RECORD_HEADER > <size_t>PyByteArray_GET_SIZE(data) or at + u32(chunk) > <size_t>PyByteArray_GET_SIZE(data):
+        if (
+            at + RECORD_HEADER > <size_t>PyByteArray_GET_SIZE(data)
+            or at + u32(chunk) > <size_t>PyByteArray_GET_SIZE(data)
+        ):
             raise ValueError("the chunk is not all there")
         if not chunk[27] & IN_SEQUENCE:
             return False
@@ -462,21 +516,29 @@ cdef class Sequences:
             place += size
         return True
 
-    cdef int gather_one(self, uint32_t queue_id, Sequence *found, uint64_t ms, const uint8_t *message) except -1:
-        """From a stored message."""
+    cdef int gather_one(
+        self, uint32_t queue_id, Sequence *found, uint64_t ms, const uint8_t *message
+    ) except -1:
+        """Add a stored message."""
         cdef uint32_t index = <uint32_t>self.find(queue_id, found.producer, found.length)
         take_sample(&self.places[index], found.number, sum_of(message))
         return self.raise_to(index, found.number + 1, ms)
 
     def sweep(self, unsigned long long heard_before_ms, queue_ids=None, forgotten=None) -> int:
-        """Forget producers that were last heard before that, and those of queues not among `queue_ids`, or among
-        `forgotten`; how many."""
+        """Forget producers that were last heard before that time; return how many are forgotten.
+
+        Those of queues that are not among `queue_ids`, or are among `forgotten`, are forgotten,
+        too.
+        """
         cdef uint32_t i, kept = 0, before = self.count
         cdef Place place
         for i in range(before):
             place = self.places[i]
-            if place.last_ms < heard_before_ms or (queue_ids is not None and place.queue_id not in queue_ids) or \
-                    (forgotten is not None and place.queue_id in forgotten):
+            if (
+                place.last_ms < heard_before_ms
+                or (queue_ids is not None and place.queue_id not in queue_ids)
+                or (forgotten is not None and place.queue_id in forgotten)
+            ):
                 free(place.producer)
                 continue
             self.places[kept] = place
@@ -493,13 +555,13 @@ cdef class Sequences:
         return before - kept
 
     def heard_before(self, unsigned long long share) -> int:
-        """A time before which about one in `share` of the producers were last heard."""
+        """Return a time before which about one in `share` of the producers were last heard."""
         cdef uint32_t i, step = max(1, self.count // 1000)
         times = sorted(self.places[i].last_ms for i in range(0, self.count, step))
         return times[len(times) // share] + 1 if times else 0
 
     def highest(self, unsigned int queue_id, bytes producer not None):
-        """The highest sequence of that producer in that queue, None if there is none."""
+        """Return the highest sequence of that producer in that queue, None if there is none."""
         cdef uint32_t i
         cdef Place *place
         for i in range(self.count):
@@ -511,7 +573,7 @@ cdef class Sequences:
 
 
 cdef Bound *bounds_of(dict rooms) except? NULL:
-    """To be freed."""
+    """Return the bounds of queues with limits; the caller frees them."""
     cdef Bound *bounds = NULL
     cdef size_t i = 0
     if not rooms:
@@ -529,8 +591,13 @@ cdef Bound *bounds_of(dict rooms) except? NULL:
     return bounds
 
 
-cdef bint takes(Bound *bounds, uint32_t count, uint32_t queue_id, uint32_t body_bytes) noexcept nogil:
-    """Whether the queue has room for this one too; then it is counted. The rule is Queue's."""
+cdef bint takes(
+    Bound *bounds, uint32_t count, uint32_t queue_id, uint32_t body_bytes
+) noexcept nogil:
+    """Return whether the queue has room for this message too, and count the message if so.
+
+    The rule is the same as that of Queue.
+    """
     cdef uint32_t i
     cdef Bound *room
     for i in range(count):
@@ -548,11 +615,16 @@ cdef bint takes(Bound *bounds, uint32_t count, uint32_t queue_id, uint32_t body_
     return True
 
 
-cdef tuple rebuilt(const uint8_t *start, uint64_t total, Grown *fates, uint32_t only, dict repeated, set refused,
-                   set known, set altered):
-    """(records, origins): the batch without what is not kept, each record IN_SEQUENCE for one queue, so that a
-    recovery finds in a record exactly what its queue has taken. With `only`: what is not kept there, the others'
-    ids stay; records that do not name it may go."""
+cdef tuple rebuilt(
+    const uint8_t *start, uint64_t total, Grown *fates, uint32_t only, dict repeated, set refused,
+    set known, set altered
+):
+    """Return (records, origins): the batch without the messages that are not kept.
+
+    Each record IN_SEQUENCE then is for one queue, so that a recovery finds in a record exactly what
+    its queue has taken. With `only`, messages that are not kept in that queue are left out, the ids
+    of other queues stay, and records that do not name the queue may go.
+    """
     cdef Grown out, origins
     cdef uint64_t at = 0, length, place, size
     cdef const uint8_t *record
@@ -582,7 +654,10 @@ cdef tuple rebuilt(const uint8_t *start, uint64_t total, Grown *fates, uint32_t 
                     record_at = out.used
                     named = queues if only else 1
                     memcpy(out.data + record_at, record, RECORD_HEADER)
-                    memcpy(out.data + record_at + RECORD_HEADER, record + RECORD_HEADER + (0 if only else 4 * j), 4 * named)
+                    memcpy(
+                        out.data + record_at + RECORD_HEADER,
+                        record + RECORD_HEADER + (0 if only else 4 * j), 4 * named
+                    )
                     out.used += RECORD_HEADER + 4 * named
                     kept = 0
                     place = RECORD_HEADER + 4 * <uint64_t>queues

@@ -1,7 +1,8 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loops between a batch and a stream: which records are a stream's, and what its messages say they are to be found by.
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Find the records of a batch that go to a stream, and the filter values of their messages.
 
-Knows records and stored messages (drawn in record.pyx), and finds the header FILTER_NAME in a message's properties.
+This file knows records and stored messages (drawn in record.pyx), and finds the header FILTER_NAME
+in a message's properties.
 """
 
 from cpython cimport array
@@ -38,7 +39,9 @@ cdef extern from *:
         return NULL;
     }
     """
-    const void *find "shardd_find"(const void *data, size_t n, const void *what, size_t m) noexcept nogil
+    const void *find "shardd_find"(
+        const void *data, size_t n, const void *what, size_t m
+    ) noexcept nogil
 
 crc32c_start()
 
@@ -63,7 +66,7 @@ cdef bint names(const uint8_t *record, uint32_t queue_id) noexcept nogil:
 
 
 def records_of(const uint8_t[::1] records not None, uint32_t queue_id) -> bytes:
-    """Those of the records that name this queue, as they are."""
+    """Return the records that name this queue, as they are."""
     cdef const uint8_t *data = &records[0] if records.shape[0] else NULL
     cdef uint64_t total = records.shape[0], at, length, size = 0
     cdef uint8_t *out
@@ -97,7 +100,11 @@ cdef uint32_t filter_in(const uint8_t *props, uint64_t size) noexcept nogil:
         return 0
     table_begin(&entry, walk.value + 4, walk.size - 4)
     while table_next(&entry) > 0:
-        if entry.type == c"S" and entry.name_size == NAME_BYTES - 1 and memcmp(entry.name, NAME + 1, NAME_BYTES - 1) == 0:
+        if (
+            entry.type == c"S"
+            and entry.name_size == NAME_BYTES - 1
+            and memcmp(entry.name, NAME + 1, NAME_BYTES - 1) == 0
+        ):
             crc = c_crc32c(0, entry.value + 4, entry.size - 4)
             return 1 if crc == 0 or crc == ANY_FILTER else crc
     return 0
@@ -109,7 +116,10 @@ cdef uint32_t filter_at(const uint8_t *message) noexcept nogil:
 
 
 def filters_of(const uint8_t[::1] records not None):
-    """For each message of the records what stands for its filter value (`stream.filter_of`); None: none has one."""
+    """Return for each message of the records what stands for its filter value (`stream.filter_of`).
+
+    Return None if no message has a value.
+    """
     cdef const uint8_t *data = &records[0] if records.shape[0] else NULL
     cdef uint64_t total = records.shape[0], at = 0, place, size, count = 0, i
     cdef array.array found
@@ -136,9 +146,11 @@ def filters_of(const uint8_t[::1] records not None):
     return found
 
 
-def select(const uint8_t[::1] blob not None, array.array offsets not None, array.array sizes not None,
-           array.array wanted not None) -> tuple:
-    """(blob, offsets, sizes) of those stored messages whose filter is one of `wanted`."""
+def select(
+    const uint8_t[::1] blob not None, array.array offsets not None, array.array sizes not None,
+    array.array wanted not None
+) -> tuple:
+    """Return (blob, offsets, sizes) of the stored messages whose filter is one of `wanted`."""
     cdef const uint8_t *data = &blob[0] if blob.shape[0] else NULL
     cdef uint64_t total = blob.shape[0], at = 0, size, i, k, kept = 0, used = 0
     cdef uint64_t count = len(offsets), wants = len(wanted)

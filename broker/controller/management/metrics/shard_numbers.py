@@ -1,5 +1,7 @@
 """The metrics `shardmq_shard_*`: the numbers that the process of each shard tells of itself.
 
+Those of shards that have copies on other nodes are called `shardmq_replica_*`.
+
 Names of counters end in `_total`. Until version 0.2 each counter is also shown under its name of
 0.1, which lacks `_total`, as a gauge.
 """
@@ -56,6 +58,11 @@ GAUGES: Final = {
     "torn": "Ends of message files that a crash cut off",
     "unsynced_segments": "Segments with messages that are not yet synced",
 }
+# Of the process that leads a shard with copies.
+REPLICAS: Final = {
+    "replica_in_sync": "Nodes that have all that is confirmed of a shard, the leader among them",
+    "replica_lag_bytes": "Bytes that were written to a shard and that not all of them have synced",
+}
 
 
 def metrics(stats: Stats) -> Iterator[Metric]:
@@ -68,6 +75,8 @@ def metrics(stats: Stats) -> Iterator[Metric]:
         if name in COUNTERS:
             yield _of_shards(CounterMetricFamily, name, COUNTERS[name], values)
             yield _of_shards(GaugeMetricFamily, name, f"Until 0.2, see {name}_total", values)
+        elif name in REPLICAS:
+            yield _of_shards(GaugeMetricFamily, name, REPLICAS[name], values, "shardmq_")
         else:
             what = GAUGES.get(name, "A number of the process")
             yield _of_shards(GaugeMetricFamily, name, what, values)
@@ -78,8 +87,9 @@ def _of_shards(
     name: str,
     what: str,
     values: dict[int, float],
+    prefix: str = PREFIX,
 ) -> Metric:
-    family = kind(PREFIX + name, what, labels=["process", "shard"])
+    family = kind(prefix + name, what, labels=["process", "shard"])
     for shard, value in values.items():
         family.add_metric([f"shard-{shard}", str(shard)], value)
     return family

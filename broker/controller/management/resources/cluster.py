@@ -14,8 +14,15 @@ from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 
 
 async def get_cluster_name(call: Call) -> Any:
-    """Show the name of the cluster."""
-    return {"name": cluster_name(call.catalog)}
+    """Show the name of the cluster and, if there may be several nodes, the nodes."""
+    cluster, shown = call.context.cluster, {"name": cluster_name(call.catalog)}
+    if not cluster.is_cluster:
+        return shown
+    nodes = [
+        {"name": node.name, "running": node.is_alive, "is_leader": node.name == cluster.own}
+        for node in cluster.nodes
+    ]
+    return {**shown, "nodes": nodes}
 
 
 async def put_cluster_name(call: Call) -> None:

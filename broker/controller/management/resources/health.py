@@ -73,7 +73,7 @@ def called_part(call: Call) -> Part:
 
 def why_out_of_service(part: Part) -> str | None:
     if not part.is_alive:
-        return f"{part.called} is down"
+        return "nodedown"  # as RabbitMQ says
     shards, others = part.shards(), part.other_versions()
     not_ready = [shard.number for shard in shards if not shard.ready]
     if not_ready:
@@ -110,17 +110,21 @@ async def quorum_critical(call: Call) -> Any:
     cluster, name = call.context.cluster, call.via
     if len(cluster.nodes) == 1:
         return {**OK, "reason": "single node cluster"}
-    alive = {node.name for node in cluster.nodes if node.is_alive}
-    if name in cluster.in_sync and not alive & set(cluster.in_sync) - {name}:
+    others = {node.name for node in cluster.nodes if node.is_alive} - {name}
+    if name in cluster.in_sync and not others & set(cluster.in_sync):
         raise Unhealthy(ONLY_COPY, queues=[])
-    found = await _quorum_queues_at(call.context, name)
-    if found:
+    shards = {
+        shard.number
+        for shard in call.context.shards.shards
+        if name in (copies := cluster.in_sync_of(shard.number)) and not others & set(copies)
+    }
+    if found := await _quorum_queues_on(call.context, shards):
         raise Unhealthy(CRITICAL, queues=found)
     return OK
 
 
-async def _quorum_queues_at(context: Context, node: str) -> list[dict[str, str]]:
-    """Return the first quorum queues whose messages only this node has."""
+async def _quorum_queues_on(context: Context, shards: set[int]) -> list[dict[str, str]]:
+    """Return the first quorum queues that lie on these shards."""
     found, work = list[dict[str, str]](), SlicedWork()
     for vhost in list(context.catalog.vhosts.values()):
         queues = list(vhost.queues.values())
@@ -133,8 +137,7 @@ async def _quorum_queues_at(context: Context, node: str) -> list[dict[str, str]]
                     "type": "quorum",
                 }
                 for queue in queues[start : start + SLICE_QUEUES]
-                if queue.arguments.get("x-queue-type") == "quorum"
-                and context.cluster.of_shard(queue.shard) == node
+                if queue.shard in shards and queue.arguments.get("x-queue-type") == "quorum"
             ]
             if len(found) >= CRITICAL_SHOWN_MAX:
                 return found[:CRITICAL_SHOWN_MAX]

@@ -27,6 +27,7 @@ PROTOCOLS = {
     "http": "http",
     "https": "https",
     "metrics": "http/prometheus",
+    "cluster": "clustering",
 }
 
 

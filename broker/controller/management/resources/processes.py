@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shardmq.broker.controller.cluster_view import KnownNode
-from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import churn, time_range
@@ -24,6 +23,7 @@ from shardmq.shardd.wire.messages import LOW_ON_DISK
 
 DISK_KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
 FEW_FILES = "file_descriptor_limit"
+NOT_AVAILABLE = "not_available"
 FILES_PART_MAX = 0.9
 FILES_UNLIMITED = 1 << 62
 
@@ -56,9 +56,14 @@ def warnings(numbers: dict[str, float]) -> list[str]:
 
 
 def node_of_shard(context: Context, shard: int) -> dict[str, Any]:
-    """Return the field that names the node of a shard; there is none without a cluster."""
+    """Return the fields that name the nodes of a shard; there are none without a cluster.
+
+    `in_sync` are the nodes that have all of the shard.
+    """
     cluster = context.cluster
-    return {"node": cluster.of_shard(shard)} if cluster.is_cluster else {}
+    if not cluster.is_cluster:
+        return {}
+    return {"node": cluster.of_shard(shard), "in_sync": list(cluster.in_sync_of(shard))}
 
 
 async def shards(call: Call) -> list[dict[str, Any]]:
@@ -227,7 +232,7 @@ async def _nodes(call: Call) -> list[dict[str, Any]]:
         told = facts.get(known.name)
         if told is None:
             found.append({"name": known.name, "type": "disc", "running": known.is_alive})
-            found[-1] |= {"partitions": [], "alarms": [], **_in_cluster(context, known)}
+            found[-1] |= {"cluster_links": [], "alarms": [], **_in_cluster(context, known)}
             continue
         found.append(node(context, stats, known, told))
         if wanted is not None and known.name == context.cluster.own:
@@ -251,7 +256,7 @@ async def memory(call: Call) -> dict[str, Any]:
     name = call.node()
     facts = call.context.cluster.facts(name).get(name)
     if facts is None:
-        raise not_found()
+        return {"memory": NOT_AVAILABLE}  # as in RabbitMQ
     held = {row["name"]: row["rss_bytes"] for row in facts.processes if row.get("rss_bytes")}
     total = sum(held.values())
     return {
@@ -266,6 +271,8 @@ async def memory(call: Call) -> dict[str, Any]:
 async def relative_memory(call: Call) -> dict[str, Any]:
     """Show the memory of each process in percent of all; as in RabbitMQ no figure is below 1."""
     found = (await memory(call))["memory"]
+    if found == NOT_AVAILABLE:
+        return {"memory": NOT_AVAILABLE}
     total = found.pop("total")["rss"]
     del found["strategy"]
     parts = {name: max(1, round(100 * held / total)) for name, held in found.items()}

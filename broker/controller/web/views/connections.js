@@ -6,7 +6,7 @@ import * as format from "../format.js";
 import { OBJECT_KEPT_S, pastCharts } from "../history.js";
 import { to } from "../router.js";
 import { listTable, plainTable } from "../table.js";
-import { attempt, dangerous, empty, entries, facts, link, section, state } from "../widgets.js";
+import { attempt, dangerous, empty, entries, facts, link, nodeColumn, nodeFact, section, state } from "../widgets.js";
 import { consumerTable } from "./consumers.js";
 
 export function connections(page) {
@@ -21,6 +21,7 @@ export function connections(page) {
       { label: "Name", sort: "user_provided_name", cell: (row) => [link(titleOf(row), "connections", row.name), row.user_provided_name ? h("small", { class: "under" }, row.name) : null] },
       { label: "User", sort: "user", cell: (row) => row.user },
       { label: "Virtual host", minor: true, sort: "vhost", cell: (row) => row.vhost },
+      ...nodeColumn({ sort: "node", minor: true }),
       { label: "State", sort: "state", cell: (row) => state(row.state) },
       { label: "TLS", minor: true, sort: "ssl", cell: (row) => (row.ssl ? row.ssl_protocol || "yes" : "no") },
       { label: "Channels", sort: "channels", number: true, cell: (row) => format.count(row.channels) },
@@ -67,6 +68,7 @@ export function connection(page, name) {
       ["From and to", found.name],
       ["User", found.user],
       ["Virtual host", found.vhost],
+      nodeFact(found),
       ["State", state(found.state)],
       ["Connected", format.moment(found.connected_at)],
       ["Protocol", found.protocol],
@@ -108,6 +110,7 @@ export function channels(page) {
     columns: [
       ...CHANNEL.slice(0, 1), { label: "User", minor: true, sort: "user", cell: (row) => row.user }, ...CHANNEL.slice(1),
       { label: "Virtual host", sort: "vhost", extra: true, cell: (row) => row.vhost },
+      ...nodeColumn({ sort: "node", extra: true }),
       { label: "Connection", sort: "connection_details.name", extra: true, cell: (row) => link(row.connection_details.name, "connections", row.connection_details.name) },
       { label: "Published", sort: "message_stats.publish", number: true, extra: true, cell: (row) => format.count(row.message_stats?.publish) },
       { label: "Delivered", sort: "message_stats.deliver_get", number: true, extra: true, cell: (row) => format.count(row.message_stats?.deliver_get) },
@@ -131,6 +134,7 @@ export function channel(page, name) {
       ["Connection", link(found.connection_details.name, "connections", found.connection_details.name)],
       ["User", found.user],
       ["Virtual host", found.vhost],
+      nodeFact(found),
       ["State", state(found.state)],
       ["Mode", mode(found)],
       ["Prefetch", format.count(found.prefetch_count)],

@@ -7,7 +7,7 @@ import * as format from "../format.js";
 import { OBJECT_KEPT_S, pastCharts } from "../history.js";
 import { to } from "../router.js";
 import { chosenVhost, listTable, vhostChoice } from "../table.js";
-import { adder, attempt, badge, button, confirmed, dangerous, empty, entries, facts, figures, fold, foldOnDemand, form, formDialog, notice, queueLink, section, state } from "../widgets.js";
+import { adder, attempt, badge, button, confirmed, dangerous, empty, entries, facts, figures, fold, foldOnDemand, form, formDialog, nodeColumn, nodeFact, notice, queueLink, section, state } from "../widgets.js";
 import { bindingsOf } from "./bindings.js";
 import { consumerTable } from "./consumers.js";
 import { groupsOf } from "./groups.js";
@@ -51,6 +51,7 @@ export function queues(page) {
       { label: "Consumers", sort: "consumers", number: true, cell: (row) => format.count(row.consumers) },
       { label: "In", sort: "message_stats.publish_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.publish_details?.rate) },
       { label: "Out", sort: "message_stats.deliver_get_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.deliver_get_details?.rate) },
+      ...nodeColumn({ sort: "node", minor: true }),
       { label: "Shard", sort: "shard", number: true, cell: (row) => h("a", { href: to("shards", row.shard) }, String(row.shard)) },
       { label: "Messages", sort: "messages", number: true, extra: true, cell: (row) => format.count(row.messages) },
       { label: "Bytes", sort: "message_bytes", number: true, extra: true, cell: (row) => format.bytes(row.message_bytes) },
@@ -144,6 +145,7 @@ function aboutOf(row) {
     ["State", state(row.state)],
     ["Features", features(row)],
     ["Shard", h("a", { href: to("shards", row.shard) }, String(row.shard))],
+    nodeFact(row),
     ["Stream exchange", stream],
     ["Arguments", entries(row.arguments)],
     ["Policy", row.policy || "none"],

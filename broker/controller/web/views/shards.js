@@ -6,7 +6,7 @@ import * as format from "../format.js";
 import * as history from "../history.js";
 import { to } from "../router.js";
 import { listTable, plainTable } from "../table.js";
-import { badge, empty, facts, queueLink, section, state } from "../widgets.js";
+import { badge, empty, facts, nodeColumn, nodeFact, nodeLink, queueLink, section, state } from "../widgets.js";
 
 const EVERY_MS = 5_000;
 const COLUMNS_MAX = 90;
@@ -61,6 +61,7 @@ function mapOf(metric, loads) {
 function loadTable(rows) {
   return plainTable("Shards", [
     { label: "Shard", cell: (row) => h("a", { href: to("shards", row.shard) }, `Shard ${row.shard}`) },
+    ...nodeColumn(),
     { label: "State", cell: (row) => stateOf(row) },
     { label: "Queues", cell: (row) => format.count(row.queues), number: true },
     { label: "Messages", cell: (row) => format.count(row.messages), number: true },
@@ -100,6 +101,8 @@ export function shard(page, number) {
     if (!found) return page.gone();
     update(about, facts([
       ["State", stateOf(found)],
+      nodeFact(found),
+      ["All of it is on", (found.in_sync ?? []).length > 1 ? found.in_sync.map((name, i) => [i ? ", " : null, nodeLink(name)]) : null],
       ["Queues", format.count(found.queues)],
       ["PID", found.pid],
       ["Memory", format.bytes(found.rss_bytes)],

@@ -1,0 +1,176 @@
+"""What the HTTP API says of the nodes of a cluster, and of the one that was called."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from shardmq.broker.controller.management import call
+from shardmq.broker.controller.management.app import api_app
+from shardmq.broker.controller.management.http_connections import SERVER
+from shardmq.broker.controller.node_facts import ETCD_AWAY, Certificate, facts_of
+from tests.http_api import conftest
+from tests.http_api.conftest import Api
+from tests.http_api.fake_cluster import DOWN, LEADER, NODES, OTHER, in_cluster
+
+api = conftest.api
+
+CHECKS = "/api/health/checks"
+CallTo = Callable[[str], None]
+
+
+@pytest.fixture
+async def cluster(api: Api) -> AsyncIterator[Api]:
+    """Yield the API of a cluster, of which the leader is called."""
+    context = await in_cluster(api)
+    server = TestServer(api_app(context))
+    await server.start_server(**SERVER)
+    async with TestClient(server) as client:
+        yield replace(api, client=client, context=context)
+
+
+@pytest.fixture
+def call_to(monkeypatch: pytest.MonkeyPatch) -> CallTo:
+    """Return a function that says which node relays the calls from now on."""
+
+    def set_called(node: str) -> None:
+        monkeypatch.setattr(call, "called_node", lambda context, request: node)
+
+    return set_called
+
+
+def know(cluster: Api, in_sync: list[str], **copies: list[str]) -> None:
+    by_shard = {int(name.removeprefix("shard")): nodes for name, nodes in copies.items()}
+    cluster.context.cluster.know(NODES, in_sync, by_shard)
+
+
+def tell(cluster: Api, node: str, **changed: Any) -> None:
+    """Let a node tell other facts."""
+    facts = facts_of(cluster.context.config, cluster.context.memory, 1.0)
+    cluster.context.cluster.tell(node, msgspec.structs.replace(facts, **changed))
+
+
+async def test_all_nodes_are_listed_with_their_own_figures(cluster: Api) -> None:
+    rows = await cluster.get("/api/nodes")
+    assert [(row["name"], row["running"], row["is_leader"]) for row in rows] == [
+        (LEADER, True, True), (OTHER, True, False), (DOWN, False, False),
+    ]  # fmt: skip
+    first, second, down = rows
+    assert [row["mem_used"] for row in (first, second)] == [10, 5]
+    for name in ("sockets_used", "connection_created"):
+        assert [row[name] for row in (first, second)] == [1, 1], name
+    assert [row["channel_created"] for row in (first, second)] == [2, 2]
+    assert [row["queue_created"] for row in (first, second)] == [6, 0]
+    assert (first["etcd_up"], second["etcd_up"]) == (True, False)
+    assert down == {
+        "name": DOWN, "type": "disc", "running": False, "cluster_links": [], "alarms": [],
+        "shards": [2], "is_leader": False, "has_definitions": False,
+    }  # fmt: skip
+    assert await cluster.get(f"/api/nodes/{DOWN}") == down
+    for path in ("memory", "memory/relative"):
+        assert await cluster.get(f"/api/nodes/{DOWN}/{path}") == {"memory": "not_available"}
+    assert (await cluster.call("GET", "/api/nodes/shardmq@nobody"))[0] == 404
+
+
+async def test_the_name_of_a_cluster_comes_with_its_nodes(cluster: Api) -> None:
+    nodes = (await cluster.get("/api/cluster-name"))["nodes"]
+    assert [(row["name"], row["running"]) for row in nodes] == [
+        (LEADER, True), (OTHER, True), (DOWN, False),
+    ]  # fmt: skip
+    assert [row["is_leader"] for row in nodes] == [True, False, False]
+
+
+async def test_an_alarm_says_which_node_does_not_hear_etcd_and_ends_by_itself(
+    cluster: Api, call_to: CallTo
+) -> None:
+    alarm = {"node": OTHER, "alarm": ETCD_AWAY}
+    status, said = await cluster.call("GET", f"{CHECKS}/alarms")
+    assert (status, said["alarms"]) == (503, [alarm])
+    assert (await cluster.get("/api/overview"))["alarms"] == [alarm]
+    assert (await cluster.get(f"{CHECKS}/local-alarms"))["status"] == "ok"
+    call_to(OTHER)
+    assert (await cluster.call("GET", f"{CHECKS}/local-alarms"))[0] == 503
+    # Clients are served all the same.
+    assert (await cluster.get(f"{CHECKS}/is-in-service"))["status"] == "ok"
+    tell(cluster, OTHER)
+    assert (await cluster.get(f"{CHECKS}/alarms"))["status"] == "ok"
+    assert (await cluster.get("/api/overview"))["alarms"] == []
+
+
+async def test_checks_are_of_the_node_that_was_called(cluster: Api, call_to: CallTo) -> None:
+    tell(cluster, OTHER, listeners={"amqps": ["10.0.0.2:5671"]})
+    assert (await cluster.get(f"{CHECKS}/port-listener/5672"))["port"] == 5672
+    assert (await cluster.call("GET", f"{CHECKS}/port-listener/5671"))[0] == 503
+    assert (await cluster.call("GET", f"{CHECKS}/protocol-listener/amqps"))[0] == 503
+    cluster.shards.shards[1].ready = False
+    assert (await cluster.get(f"{CHECKS}/is-in-service"))["status"] == "ok"
+    call_to(OTHER)
+    assert (await cluster.get(f"{CHECKS}/port-listener/5671"))["port"] == 5671
+    assert (await cluster.get(f"{CHECKS}/protocol-listener/amqps"))["protocols"] == ["amqp/ssl"]
+    status, said = await cluster.call("GET", f"{CHECKS}/is-in-service")
+    assert (status, said["reason"]) == (503, "shards not ready: 1")
+    status, said = await cluster.call("GET", f"/api/healthchecks/node/{DOWN}")
+    assert (status, said["reason"]) == (503, "nodedown")
+
+
+async def test_certificates_are_those_of_the_node_that_was_called(
+    cluster: Api, call_to: CallTo
+) -> None:
+    tell(cluster, OTHER, certificates=[Certificate("/etc/tls/host.pem", 1.0)])
+    path = f"{CHECKS}/certificate-expiration/1/days"
+    assert (await cluster.get(path))["status"] == "ok"
+    call_to(OTHER)
+    status, said = await cluster.call("GET", path)
+    assert (status, said["expired"][0]["certificate"]) == (503, "/etc/tls/host.pem")
+    tell(cluster, OTHER, certificates=[Certificate("/etc/tls/host.pem", 0.0, "gone")])
+    assert (await cluster.call("GET", path))[1]["reason"] == "/etc/tls/host.pem: gone"
+
+
+async def test_a_node_is_critical_that_alone_has_definitions_or_quorum_queues(
+    cluster: Api, call_to: CallTo
+) -> None:
+    path = f"{CHECKS}/node-is-quorum-critical"
+    assert await cluster.get(f"{CHECKS}/node-is-mirror-sync-critical") == {"status": "ok"}
+    assert await cluster.get(path) == {"status": "ok"}
+    know(cluster, [LEADER, DOWN])  # the other node that has all is down
+    status, said = await cluster.call("GET", path)
+    assert status == 503 and "No other node has all definitions" in said["reason"]
+    know(cluster, [LEADER, OTHER])
+    quorum = {"arguments": {"x-queue-type": "quorum"}, "durable": True}
+    shards = set()
+    for number in range(6):
+        assert (await cluster.call("PUT", f"/api/queues/%2F/quorum-{number}", quorum))[0] == 201
+        shards.add(cluster.context.catalog.vhosts["/"].queues[f"quorum-{number}"].shard)
+    assert shards == {0, 1}
+    for node, shard in ((LEADER, 0), (OTHER, 1)):
+        call_to(node)
+        status, said = await cluster.call("GET", path)
+        queues = cluster.context.catalog.vhosts["/"].queues
+        assert status == 503 and said["queues"]
+        assert {queues[row["name"]].shard for row in said["queues"]} == {shard}
+    know(cluster, [LEADER, OTHER], shard0=[LEADER, OTHER], shard1=[OTHER, DOWN])
+    call_to(LEADER)
+    assert await cluster.get(path) == {"status": "ok"}
+    call_to(OTHER)
+    assert (await cluster.call("GET", path))[0] == 503
+
+
+async def test_logins_are_those_of_the_node(cluster: Api) -> None:
+    rows = {row["protocol"]: row for row in await cluster.get(f"/api/auth/attempts/{OTHER}")}
+    assert rows["http"]["auth_attempts"] == 0
+    rows = {row["protocol"]: row for row in await cluster.get(f"/api/auth/attempts/{LEADER}")}
+    assert rows["http"]["auth_attempts"] > 0
+
+
+async def test_shards_say_on_which_nodes_they_are(cluster: Api) -> None:
+    know(cluster, [LEADER, OTHER], shard1=[LEADER, OTHER])
+    for path in ("/api/shards", "/api/shards/load"):
+        rows = await cluster.get(path)
+        assert [(row["node"], row["in_sync"]) for row in rows] == [
+            (LEADER, [LEADER]), (OTHER, [LEADER, OTHER]),
+        ]  # fmt: skip
