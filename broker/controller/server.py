@@ -24,6 +24,8 @@ from shardmq.broker.controller.cluster_view import ClusterView, KnownNode, place
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
+from shardmq.broker.controller.moving.mover import Moves
+from shardmq.broker.controller.moving.relocating import Relocating
 from shardmq.broker.controller.node_facts import facts_of
 from shardmq.broker.controller.nodes.facts import FactsTold
 from shardmq.broker.controller.peers.links import DoorLinks
@@ -110,16 +112,15 @@ class Controller:
         loaded: Loaded | None = None,
         etcd_silent_s: Callable[[], float | None] = lambda: None,
         elsewhere: Elsewhere | None = None,
-        leads: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Prepare with what exists, which is loaded from the data directory if it is not given.
 
         `doors` are the front doors of other nodes, and `elsewhere` is the way to their streams.
-        `etcd_silent_s` returns the seconds since etcd has answered. `leads` returns when this node
-        is known to have led after the call, and raises Deposed or OSError; without it nobody else
-        can lead.
+        `etcd_silent_s` returns the seconds since etcd has answered.
         """
-        self._leads = leads
+        # Returns when this node is known to have led after the call, and raises Deposed or OSError.
+        # Without it nobody else can lead.
+        self.leads: Callable[[], Awaitable[None]] | None = None
         self._looking: set[asyncio.Task[None]] = set()
         loaded = loaded or load(Definitions(Path(config.data_dir), config.boot), config)
         doors = {*range(config.first_door, config.first_door + config.doors), *doors}
@@ -163,6 +164,11 @@ class Controller:
         self.resharding = Resharding(
             self.authority.catalog, self.authority, self.shards, self.links
         )
+        self.moves = Moves(self.authority.catalog, self.authority, self.shards, self.links)
+        self.relocating = Relocating(
+            self.authority.catalog, self.authority, self.shards, self.cluster
+        )
+        self.forget_node: Callable[[int], Awaitable[None]] | None = None
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges(elsewhere)
         self.ended_streams = EndedStreams(
@@ -201,6 +207,8 @@ class Controller:
             )
         )
         resharded = asyncio.create_task(self.resharding.run())
+        moved = asyncio.create_task(self.moves.run())
+        relocated = asyncio.create_task(self.relocating.run())
         self._is_up = True
         notify.ready()
         give_back()
@@ -213,6 +221,8 @@ class Controller:
         watchdog.cancel()
         drained.cancel()
         resharded.cancel()
+        moved.cancel()
+        relocated.cancel()
         self.memberships.stop()
         self._is_up = False
         if self._http is not None:
@@ -352,8 +362,8 @@ class Controller:
             self.authority.submit(ask.what, ask.owner, answer)
         elif isinstance(ask.what, ConnectionOpen):
             answer(*self._may_open(ask.what, ask.owner), {})
-        elif isinstance(ask.what, VirtualLook) and self._leads is not None:
-            looking = asyncio.create_task(self._look(self._leads, ask, answer))
+        elif isinstance(ask.what, VirtualLook) and self.leads is not None:
+            looking = asyncio.create_task(self._look(self.leads, ask, answer))
             self._looking.add(looking)
             looking.add_done_callback(self._looking.discard)
         elif isinstance(ask.what, ConsumerJoin | VirtualLook):
@@ -464,6 +474,9 @@ async def start_http(controller: Controller) -> Servers | None:
         controller.memory,
         streams=controller.streams,
         resharding=controller.resharding.progress,
+        moves=controller.moves.progress,
+        relocating=controller.relocating,
+        forget_node=controller.forget_node,
         ended=controller.ended_streams,
         spans=controller.spans,
     )

@@ -53,7 +53,11 @@ def upgrade(cluster: RealCluster, node: RealBroker) -> RealBroker:
         shards=1,
         more=node_arguments(cluster.etcd, node.data_dir.name),
         command=COMMAND,
-        environment={**node_environment(), VARIABLE: json.dumps(NEWER)},
+        environment={
+            **node_environment(),
+            "SHARDMQ_CLUSTER_REPLICAS": "1",
+            VARIABLE: json.dumps(NEWER),
+        },
     )
     cluster.nodes[cluster.nodes.index(node)] = made
     wait_for_nodes(rest[0], 3)
