@@ -55,6 +55,7 @@ $(VENV)/.dev: tests/clients/node/package-lock.json examples/node/package-lock.js
 	.ci/examples
 	.ci/promtool
 	.ci/etcd
+	.ci/nft
 	@touch $@
 
 run: $(VENV)/.run

@@ -31,7 +31,7 @@ from shardmq.broker.controller.nodes.facts import FactsTold
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
 from shardmq.broker.controller.peers.shard_links import HERE, ShardLinks
-from shardmq.broker.controller.pending import no_answer
+from shardmq.broker.controller.pending import INTERNAL_ERROR, no_answer
 from shardmq.broker.controller.requests import NodesChanged
 from shardmq.broker.controller.resharding import draining
 from shardmq.broker.controller.resharding.resharding import Resharding
@@ -65,6 +65,7 @@ from shardmq.broker.shared.control import (
     VirtualLook,
     node_of,
 )
+from shardmq.cluster.replicated_files import Deposed
 from shardmq.cluster.streams import (
     CONTROL,
     FACTS,
@@ -117,6 +118,10 @@ class Controller:
         `doors` are the front doors of other nodes, and `elsewhere` is the way to their streams.
         `etcd_silent_s` returns the seconds since etcd has answered.
         """
+        # Returns when this node is known to have led after the call, and raises Deposed or OSError.
+        # Without it nobody else can lead.
+        self.leads: Callable[[], Awaitable[None]] | None = None
+        self._looking: set[asyncio.Task[None]] = set()
         loaded = loaded or load(Definitions(Path(config.data_dir), config.boot), config)
         doors = {*range(config.first_door, config.first_door + config.doors), *doors}
         self.config = config
@@ -357,6 +362,10 @@ class Controller:
             self.authority.submit(ask.what, ask.owner, answer)
         elif isinstance(ask.what, ConnectionOpen):
             answer(*self._may_open(ask.what, ask.owner), {})
+        elif isinstance(ask.what, VirtualLook) and self.leads is not None:
+            looking = asyncio.create_task(self._look(self.leads, ask, answer))
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
         elif isinstance(ask.what, ConsumerJoin | VirtualLook):
             self.memberships.asked(ask, answer)
         elif isinstance(ask.what, ChannelOpen):
@@ -364,6 +373,22 @@ class Controller:
         elif isinstance(ask.what, ChannelClose):
             self.presence.has_channels(ask.owner, ask.what.channels)
             answer(0, "", {})
+
+    async def _look(
+        self,
+        leads: Callable[[], Awaitable[None]],
+        ask: Ask,
+        answer: Callable[[int, str, dict[str, Any]], None],
+    ) -> None:
+        """Answer a look at the catalog behind all that any node has answered before."""
+        try:
+            await leads()
+        except Deposed:
+            return  # the front door asks the next leader
+        except OSError as error:
+            answer(INTERNAL_ERROR, str(error), {})
+        else:
+            self.memberships.asked(ask, answer)
 
     def _may_open(self, ask: ConnectionOpen, owner: str) -> tuple[int, str]:
         """Check the limits for a new connection, by the catalog as it is."""

@@ -26,6 +26,7 @@ from shardmq.broker.controller.loading import load
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
 from shardmq.broker.controller.memory import MemoryWatch, pids
 from shardmq.broker.controller.node_facts import NodeFacts, facts_of
+from shardmq.broker.controller.nodes.assurance import Assurance
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
 from shardmq.broker.controller.nodes.own_streams import OwnStreams
@@ -311,6 +312,7 @@ class Node:
             doors = doors_of(filter(self._understands, self._nodes.nodes.values()))
             controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
             controller.forget_node = Claims(self._etcd, self._cluster.name).forget
+            controller.leads = Assurance(copies.replicated, config.data_dir).leads
             self._leader = controller
             self._changed()
             status = await controller.run(ends)
