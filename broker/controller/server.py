@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,8 @@ from shardmq.broker.controller.cluster_view import ClusterView, KnownNode, place
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
+from shardmq.broker.controller.moving.mover import Moves
+from shardmq.broker.controller.moving.relocating import Relocating
 from shardmq.broker.controller.node_facts import facts_of
 from shardmq.broker.controller.nodes.facts import FactsTold
 from shardmq.broker.controller.peers.links import DoorLinks
@@ -157,6 +159,11 @@ class Controller:
         self.resharding = Resharding(
             self.authority.catalog, self.authority, self.shards, self.links
         )
+        self.moves = Moves(self.authority.catalog, self.authority, self.shards, self.links)
+        self.relocating = Relocating(
+            self.authority.catalog, self.authority, self.shards, self.cluster
+        )
+        self.forget_node: Callable[[int], Awaitable[None]] | None = None
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges(elsewhere)
         self.ended_streams = EndedStreams(
@@ -195,6 +202,8 @@ class Controller:
             )
         )
         resharded = asyncio.create_task(self.resharding.run())
+        moved = asyncio.create_task(self.moves.run())
+        relocated = asyncio.create_task(self.relocating.run())
         self._is_up = True
         notify.ready()
         give_back()
@@ -207,6 +216,8 @@ class Controller:
         watchdog.cancel()
         drained.cancel()
         resharded.cancel()
+        moved.cancel()
+        relocated.cancel()
         self.memberships.stop()
         self._is_up = False
         if self._http is not None:
@@ -438,6 +449,9 @@ async def start_http(controller: Controller) -> Servers | None:
         controller.memory,
         streams=controller.streams,
         resharding=controller.resharding.progress,
+        moves=controller.moves.progress,
+        relocating=controller.relocating,
+        forget_node=controller.forget_node,
         ended=controller.ended_streams,
         spans=controller.spans,
     )

@@ -48,6 +48,7 @@ from shardmq.cluster.copy_streams import CopyStreams, copies_protocol
 from shardmq.cluster.etcd import client
 from shardmq.cluster.following import FollowerOfCopies, HeldFile, new_life
 from shardmq.cluster.leading import LeaderOfCopies
+from shardmq.cluster.membership import Claims
 from shardmq.cluster.operations import CopiedDirectory, OperationLog
 from shardmq.cluster.pairs import EtcdRefused
 from shardmq.cluster.record_store import EtcdRecord
@@ -309,6 +310,7 @@ class Node:
             loaded = await asyncio.to_thread(load, definitions, config, await self._places())
             doors = doors_of(filter(self._understands, self._nodes.nodes.values()))
             controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
+            controller.forget_node = Claims(self._etcd, self._cluster.name).forget
             self._leader = controller
             self._changed()
             status = await controller.run(ends)

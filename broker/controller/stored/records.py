@@ -6,11 +6,12 @@ Little endian:
             u64 version | u32 last queue id | u8 n, boot id[n]
     record  u32 length of what follows the checksum | u32 crc32 of it
             u64 version | u32 queue id | u16 shard
-            u8 flags (1 = durable, 2 = part of an exchange, 4 = with cuts)
+            u8 flags (1 = durable, 2 = part of an exchange, 4 = with cuts, 8 = moving)
             u8 n, vhost[n] | u8 n, owner[n]
             part: u8 n, exchange[n] | u8 n, binding key[n] | u8 n, state or state:held[n]
                   u16 index
             cuts: u16 n, n times u32 number | u64 offset | u8 gains
+            moving: u32 queue id | u16 shard | u8 step
             method frame
 
 The log ends at its first broken record.
@@ -31,14 +32,22 @@ from shardmq.broker.controller.peers.method_frames import (
     encode_method,
 )
 from shardmq.broker.controller.stored.errors import DefinitionsError
-from shardmq.broker.model.changes import OPEN, AnyChange, BindingPut, Cut, QueuePut, ShardOf
+from shardmq.broker.model.changes import (
+    OPEN,
+    AnyChange,
+    BindingPut,
+    Cut,
+    Moving,
+    QueuePut,
+    ShardOf,
+)
 from shardmq.cluster.versions import CATALOG
 
 MAGIC = b"SHARDDEF"
 RECORD_BYTES_MAX = 64 << 20
 BARE_RECORD_BYTES_MAX = 2048  # of a record without arguments: its fields and names
 RESUME_BYTES_MAX = 1 << 20  # how far behind a broken record a whole one is looked for
-DURABLE, PART, CUTS = 1, 2, 4
+DURABLE, PART, CUTS, MOVING = 1, 2, 4, 8
 
 _HEADER: Final = struct.Struct("<8sII QI")
 HEAD_BYTES: Final = _HEADER.size + 1  # the least that a log has
@@ -50,6 +59,7 @@ _CHECKED: Final = struct.Struct("<QIHB")
 _INDEX: Final = struct.Struct("<H")
 _COUNT: Final = struct.Struct("<H")
 _CUT: Final = struct.Struct("<IQ?")
+_MOVING: Final = struct.Struct("<IHB")
 
 
 class Record(NamedTuple):
@@ -71,7 +81,9 @@ def encode_record(change: Definition, version: int, durable: bool, queue: Any) -
     id, shard = (queue.id, queue.shard) if known else (0, 0)
     part = change.part if isinstance(change, QueuePut) else None
     cuts = part.cuts if part is not None else ()
+    moving = change.moving if isinstance(change, QueuePut) else None
     flags = DURABLE * durable | PART * (part is not None) | CUTS * bool(cuts)
+    flags |= MOVING * (moving is not None)
     record = _CHECKED.pack(version, id, shard, flags) + names
     if part is not None:
         state = f"{part.state}:{part.held}" if part.held else part.state
@@ -80,6 +92,8 @@ def encode_record(change: Definition, version: int, durable: bool, queue: Any) -
     if cuts:
         record += _COUNT.pack(len(cuts))
         record += b"".join(_CUT.pack(cut.number, cut.offset, cut.gains) for cut in cuts)
+    if moving is not None:
+        record += _MOVING.pack(moving.id, moving.shard, moving.step)
     record += encode_method(change)
     return _CHECKSUM.pack(len(record), zlib.crc32(record)) + record
 
@@ -120,7 +134,11 @@ def records(data: bytes, at: int) -> Iterator[Record]:
         part = None
         if flags & PART:
             part, after = _part_at(data, after, bool(flags & CUTS))
-        change = decode_method(data[after:end], vhost, queue_id, shard, owner, part)
+        moving = None
+        if flags & MOVING:
+            moving = Moving(*_MOVING.unpack_from(data, after))
+            after += _MOVING.size
+        change = decode_method(data[after:end], vhost, queue_id, shard, owner, part, moving)
         yield Record(end, version, flags, queue_id, change)
         at = end
 

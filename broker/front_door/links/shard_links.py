@@ -35,7 +35,7 @@ from shardmq.broker.front_door.links.shard_link import (
     Unconfirmed,
 )
 from shardmq.broker.front_door.links.shard_requests import Make, ShardRequests
-from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.model.changes import QueuePut, lives
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.cluster.records import SHARDS_MAX
 from shardmq.shardd.wire import envelope, packer, session
@@ -274,8 +274,11 @@ class ShardLinks(LinksState):
 
     async def purge(self, queue: QueuePut) -> int:
         """Return how many messages went. Raises Refusal where the disk is too full: they stay."""
-        done = await self._requests.ask_about(queue, wire.Purge)
-        return 0 if done is None else done.messages
+        gone = 0
+        for life in lives(queue):
+            done = await self._requests.ask_about(life, wire.Purge)
+            gone += 0 if done is None else done.messages
+        return gone
 
     async def fence(self) -> None:
         """Wait until each shard has taken in what was packed for it, or lost it with its process.
