@@ -21,7 +21,8 @@ from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
 from tests.support.real_cluster import RealCluster, api, connect, wait_for_nodes
 
-pytestmark = pytest.mark.broker
+# A node takes half a minute to start on a crowded machine, and each test starts some.
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 QUEUES = 6
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 # The time to live of a lease, the time after which a silent member leaves the in-sync set, and what
