@@ -20,6 +20,9 @@ from shardmq.supervisor.logs import set_level
 
 log = logging.getLogger("shardmq.shardd.process")
 
+# The last syncs of a shard with copies wait so long for nodes that may be gone, as etcd may be.
+LAST_SYNCS_S_MAX = 10.0
+
 
 def run(config: ShardConfig) -> int:
     """Run a shard until it is drained or fails; return the exit status.
@@ -100,6 +103,8 @@ def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
             status = FAILED if seat.failure is not None else notify.DEPOSED
         else:
             notify.stopping()
+            if seat is not None:
+                seat.leave_within(LAST_SYNCS_S_MAX)
             server.drain()
     except Exception as error:
         if seat is not None and seat.is_deposed(error):

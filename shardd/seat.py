@@ -126,6 +126,12 @@ class Seat:
             loop.call_soon_threadsafe(leader.hand_over, heirs[0])
             self._thread.join(HAND_OVER_S_MAX)
 
+    def leave_within(self, seconds: float) -> None:
+        """Lead no more after so long: what waits for the other nodes then ends."""
+        loop, playing = self._loop, self._playing
+        if loop is not None and playing is not None:
+            loop.call_soon_threadsafe(lambda: loop.call_later(seconds, playing.cancel))
+
     def stop(self) -> None:
         """End, with connections and threads. The disk is as after a crash."""
         if self._loop is not None and self._playing is not None and self._thread.is_alive():

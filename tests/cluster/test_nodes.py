@@ -226,6 +226,33 @@ def shardctl(node: RealBroker, *words: str) -> str:
     return found.output
 
 
+def test_no_process_waits_for_ever_for_nodes_that_are_gone(
+    etcd_program: str, tmp_path: Path
+) -> None:
+    """A power cut of all nodes but for some processes of one of them, and of etcd."""
+    (tmp_path / "etcd").mkdir()
+    with RealEtcd(tmp_path / "etcd") as etcd, RealCluster(tmp_path, etcd, replicas=3) as cluster:
+        wait_for_nodes(cluster.nodes[0], 3)
+        cluster.wait_for_copies()
+        first, *others = cluster.nodes
+        with connect(first) as client:
+            client.channel().queue_declare("declared", durable=True)
+        pids = [child["pid"] for child in first.status()["children"]]
+        etcd.members[0].kill()
+        for node in others:
+            node.kill_all()
+        first.process.kill()
+        first.process.wait()
+        wait_until(lambda: not any(map(is_running, pids)), "all processes to end", 60)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_each_node_shows_its_own_figures(cluster: RealCluster, name: str) -> None:
     fill(cluster, name)
     clients = [connect(node) for node in (cluster.nodes[0], *cluster.nodes)]

@@ -87,6 +87,8 @@ from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
 HAND_OVER_S_MAX: Final = 2.0
+# The last syncs of a leader wait so long for nodes that may be gone, as etcd may be.
+LAST_SYNCS_S_MAX: Final = 10.0
 STORE_BYTES: Final = 8
 REFUSED_MAX: Final = 1000  # different refusals of streams that are logged
 # Beside the definitions, and no part of them: what this node knows of its copy.
@@ -300,6 +302,7 @@ class Node:
         ending = asyncio.create_task(self._stop.wait())
         for task in (leading, ending):
             task.add_done_callback(lambda _: ends.set())
+        leaving = asyncio.create_task(self._leave(leading))
         try:
             definitions = Definitions(
                 Path(config.data_dir),
@@ -324,8 +327,9 @@ class Node:
             self._leader = None
             self._copies = None
             is_deposed = leading.done()
-            for task in (leading, ending):
-                task.cancel()
+            leading.cancel()
+            ending.cancel()
+            leaving.cancel()
         return notify.DEPOSED if is_deposed and not self._stop.is_set() else status
 
     async def _places(self) -> list[NodeShards]:
@@ -347,6 +351,12 @@ class Node:
             for name in record.in_sync.keys() - {self._cluster.node}
         )
         return highest_common((CATALOG, *others)) or held
+
+    async def _leave(self, leading: asyncio.Task[str]) -> None:
+        """Lead no more, some time after the process is to end: what waits for others then ends."""
+        await self._stop.wait()
+        await asyncio.sleep(LAST_SYNCS_S_MAX)
+        leading.cancel()
 
     async def _hand_over(self, copies: LeaderOfCopies, leading: asyncio.Task[str]) -> None:
         """Let another member of the in-sync set lead at once, if this process ends in order."""
