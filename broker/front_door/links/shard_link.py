@@ -295,7 +295,8 @@ class ShardLink(LinkState):
         if batch is not None:
             size = envelope.size_of(batch)
             self._sizes.add(messages, size)
-            self._send_batch(batch, size + weight, self.packing)
+            self.note_batch(size + weight, self.packing)
+            self._put(batch)
             self.packing = []
         if self.credit_due:
             self.credit_due = False
@@ -308,10 +309,6 @@ class ShardLink(LinkState):
         """Note whether the shard can see the bodies that this front door lends."""
         self.lends = may
         self.packer.may_lend(self.shard, may)
-
-    def _send_batch(self, batch: envelope.Parts, weight: int, waiting: list[Unconfirmed]) -> None:
-        self.note_batch(weight, waiting)
-        self._put(batch)
 
     def end_batch(self) -> None:
         """End the batch that is being packed: send it, or set it aside while the shard is away."""
@@ -353,7 +350,8 @@ class ShardLink(LinkState):
         aside, self._aside = self._aside, []
         for batch, weight, waiting in aside:
             readdressed = envelope.readdressed(batch, self.epoch, self.batch + 1)
-            self._send_batch(readdressed, weight, waiting)
+            self.note_batch(weight, waiting)
+            self._put(readdressed)
         if aside and self.lane is not None:
             self.lane.ring()
 

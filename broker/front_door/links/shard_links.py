@@ -101,7 +101,9 @@ class ShardLinks(LinksState):
         # The shards of this node end with a boot, and know the monotonic clock.
         here = incarnation if self._keys is None else wire.incarnation_at(time.monotonic_ns())
         ways: dict[int, zmq.Socket[bytes] | LocalLane] = {
-            shard: self._socket(zmq.PUSH) if local is None or shard != local_shard else local
+            shard: _socket(self._context, zmq.PUSH)
+            if local is None or shard != local_shard
+            else local
             for shard in config.shards
         }
         self.links: list[ShardLink] = [
@@ -123,7 +125,7 @@ class ShardLinks(LinksState):
         self.known = [self.links[shard] for shard in config.shards]
         self._incarnation_here = here
         self.inbox = ShardInbox(
-            self._socket(zmq.PULL),
+            _socket(self._context, zmq.PULL),
             self.links,
             config.runtime_dir,
             events,
@@ -134,16 +136,6 @@ class ShardLinks(LinksState):
         self._joined_all = 0.0  # loop time
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
-        # Bounded by credit, not by count: a full pipe here would mean a message neither sent nor
-        # kept.
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.LINGER, LINGER_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        return socket
 
     # -- start, stop ------------------------------------------------------------------------------
 
@@ -180,7 +172,7 @@ class ShardLinks(LinksState):
         else:
             self.known.append(link)
         if address == HERE:
-            link.socket = self._socket(zmq.PUSH)
+            link.socket = _socket(self._context, zmq.PUSH)
             link.incarnation = self._incarnation_here
         else:
             assert self._keys is not None, "only a cluster has other nodes"
@@ -329,19 +321,20 @@ class ShardLinks(LinksState):
 
     def wait_for_acks(self) -> None:
         """Call `on_acks_waited` when acks have waited long enough for each other."""
+
+        def waited() -> None:
+            self.due.acks_wait = False
+            self.on_acks_waited()
+            for link in self.known:
+                if link.settles:
+                    if link.settles.may_wait_on():
+                        self.wait_for_acks()
+                    else:
+                        link.flush()
+
         if not self.due.acks_wait and self._loop is not None:
             self.due.acks_wait = True
-            self._loop.call_later(ACKS_WAIT_S, self._acks_waited)
-
-    def _acks_waited(self) -> None:
-        self.due.acks_wait = False
-        self.on_acks_waited()
-        for link in self.known:
-            if link.settles:
-                if link.settles.may_wait_on():
-                    self.wait_for_acks()
-                else:
-                    link.flush()
+            self._loop.call_later(ACKS_WAIT_S, waited)
 
     def credit(self, shard: int, epoch: int, connection: int, count: int) -> None:
         """Note that `count` bytes of deliveries that came in `epoch` were written to the client."""
@@ -433,3 +426,13 @@ class ShardLinks(LinksState):
         self._events.publish_room(link.shard)
         if self._one_up is not None and not self._one_up.done():
             self._one_up.set_result(None)
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    # Bounded by credit, not by count: a full pipe here would mean a message neither sent nor kept.
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    return socket
