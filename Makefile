@@ -12,7 +12,7 @@
 # rows         which rows of the feature table have a test; ARGS='A1 B' for some sections
 # arguments    write the files that are made of the table of arguments
 # bench        measure; ARGS='--group all'
-# bench-smoke  try whether the benchmarks work
+# bench-smoke  do messages flow at all: a few scenarios, one second each
 # bench-guard  the instructions that a message costs, against those checked in
 # bench-scale  start-up and memory
 # bench-spark  streams through Spark
@@ -55,6 +55,7 @@ $(VENV)/.dev: tests/clients/node/package-lock.json examples/node/package-lock.js
 	.ci/examples
 	.ci/promtool
 	.ci/etcd
+	.ci/nft
 	@touch $@
 
 run: $(VENV)/.run

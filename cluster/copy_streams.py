@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import ssl
 from collections.abc import Callable
 from typing import Final
@@ -10,10 +12,19 @@ from typing import Final
 from shardmq.cluster.following import NotLeading
 from shardmq.cluster.leading import LeaderOfCopies
 from shardmq.cluster.rules import Record
-from shardmq.cluster.streams import PAIR_BUFFER_BYTES, Address, NoStream, Opening, open_pair
+from shardmq.cluster.streams import (
+    PAIR_BUFFER_BYTES,
+    Address,
+    NoStream,
+    Opening,
+    TooDifferent,
+    open_pair,
+)
 
 # A leader that cannot be reached for so long is taken for gone, whatever its lease says.
 UNREACHED_S_MAX: Final = 2.0
+
+log = logging.getLogger(__name__)
 
 
 class CopyStreams:
@@ -40,6 +51,7 @@ class CopyStreams:
         self._address = address
         self._gone = gone
         self._unreached: tuple[int, float] | None = None  # a term, and since when (loop time)
+        self._logged = ""  # why no copy was given
 
     async def connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a stream to a node. Raises OSError, or NotLeading."""
@@ -52,6 +64,11 @@ class CopyStreams:
         except NoStream as error:
             if error.life:
                 raise NotLeading(error.life) from None
+            if isinstance(error, TooDifferent):  # it leads, but not this node
+                if self._logged != str(error):
+                    self._logged = str(error)
+                    log.error("%s gives no copy to this node: %s", leader, error)
+                raise OSError(str(error)) from None
             term = 0 if record is None else record.term
             if self._unreached is None or self._unreached[0] != term:
                 self._unreached = term, loop.time()
@@ -64,5 +81,10 @@ class CopyStreams:
 
 def copies_protocol(copies: LeaderOfCopies) -> asyncio.Protocol:
     """Return the protocol of the stream of a node that follows."""
-    reader = asyncio.StreamReader(PAIR_BUFFER_BYTES)
-    return asyncio.StreamReaderProtocol(reader, copies.serve)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # The end of the process cancels it, and asyncio would log that as an error.
+        with contextlib.suppress(asyncio.CancelledError):
+            await copies.serve(reader, writer)
+
+    return asyncio.StreamReaderProtocol(asyncio.StreamReader(PAIR_BUFFER_BYTES), serve)

@@ -166,6 +166,10 @@ class LeaderOfCopies:
         """Take the record from a watch; in the thread of the loop."""
         self._act(self._rules.recorded(record, revision, self._clock()))
 
+    def copies_are(self, count: int) -> None:
+        """Take how many nodes have a copy or are to have one; in the thread of the loop."""
+        self._act(self._rules.copies_are(count, self._clock()))
+
     def hand_over(self, node: str) -> None:
         """Give the lead to a member; nobody writes any more. Then `run` returns."""
         self._act(self._rules.hand_over(node, self._clock()))
@@ -311,7 +315,12 @@ class LeaderOfCopies:
         """Have a follower make its files like the ones here, then send the operations since."""
         loop = asyncio.get_running_loop()
         began = time.monotonic()
-        snapshot = await loop.run_in_executor(self._disk, self.replicated.snapshot)
+        try:
+            snapshot = await loop.run_in_executor(self._disk, self.replicated.snapshot)
+        except OSError as error:
+            log.error("copies: %s cannot be compared: %s", session.node, error)
+            session.writer.close()
+            return
         try:
             listing = await loop.run_in_executor(self._disk, self._listed, session, snapshot)
             session.send(listing)

@@ -18,7 +18,17 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from shardmq.cluster.pairs import Changes, Compare, Get, Listing, Operation, Outcome, Pair, Put
+from shardmq.cluster.pairs import (
+    Changes,
+    Compare,
+    Delete,
+    Get,
+    Listing,
+    Operation,
+    Outcome,
+    Pair,
+    Put,
+)
 from shardmq.cluster.records import (
     NODES_MAX,
     SHARDS_MAX,
@@ -212,6 +222,30 @@ class Claims:
         record = msgspec.structs.replace(claim, members=[*claim.members, node])
         put = Put(key, encoded(record))
         await self._etcd.transact([Compare(key, mod_revision=revision)], [put])
+
+    async def forget(self, number: int, *, only_check: bool = False) -> None:
+        """Remove the claims of a node that is gone for good, or only check that they may go.
+
+        Raises NoPlace if the node lives, or if other nodes have copies of its shards: these stay
+        the shards of this node.
+        """
+        listing = await self._etcd.range(self._keys.shards)
+        own = []
+        for pair in listing.pairs:
+            claim = decoded(pair.key, pair.value, Copies)
+            if claim.leader == number:
+                own.append(pair)
+                if claim.members != [number]:
+                    shard = number_in(pair.key)
+                    raise NoPlace(f"its shard {shard} has copies on other nodes, and goes on there")
+        if only_check:
+            return
+        absent = Compare(self._keys.node(number), create_revision=0)
+        same = [Compare(pair.key, mod_revision=pair.mod_revision) for pair in own]
+        gone = [Delete(key) for key in (f"{self._members}{number}", *(pair.key for pair in own))]
+        outcome = await self._etcd.transact([absent, *same], gone)
+        if not outcome.succeeded:
+            raise NoPlace(f"node {number} lives, or its claims have just changed")
 
     async def _create_shard(self, shard: int, node: int) -> bool:
         record = Copies(term=1, leader=node, in_sync=[node], members=[node])

@@ -18,6 +18,8 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from shardmq.cluster.versions import Range, Versions
+
 CLUSTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NODES_MAX: Final = 255
 # The shards of all nodes. The packer of a front door keeps a bit for each in a word.
@@ -30,6 +32,9 @@ SHARD_PORT: Final = "shard-"
 COPIES_PORT: Final = "copies-"
 # The folder of the data directory that has the copies of shards of other nodes.
 COPIES_FOLDER: Final = "copies"
+
+# The versions of a node that says none.
+FIRST: Final = Versions(streams=Range(1, 1), wire=Range(2, 2), catalog=Range(1, 1))
 
 NodeNumber = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Count = Annotated[int, Meta(ge=0)]
@@ -82,8 +87,9 @@ def number_in(key: str) -> int:
 class Node(Struct, frozen=True):
     """A node that is alive: where it is reached and what it is.
 
-    `incarnation` is another number for each life of the node. `ports` are by the name of the
-    service, such as amqp, http and cluster.
+    `incarnation` is a higher number for each life of the node. `ports` are by the name of the
+    service, such as amqp, http and cluster. `versions` are those that the node understands, and
+    `version` is that of the program, for people.
     """
 
     number: NodeNumber
@@ -94,6 +100,7 @@ class Node(Struct, frozen=True):
     cores: Count
     incarnation: Count
     front_doors: Count = 0
+    versions: Versions = FIRST
 
 
 class Copies(Struct, frozen=True):

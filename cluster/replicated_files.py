@@ -247,16 +247,24 @@ class ReplicatedFiles:
     # -- snapshots ---------------------------------------------------------------------------------
 
     def snapshot(self) -> SnapshotFiles:
-        """Return what there is at one position of the log. Nothing is changed meanwhile."""
+        """Return what there is at one position of the log. Nothing is changed meanwhile.
+
+        Raises OSError, for instance if this process may not open so many files.
+        """
         with self._lock:
             folders: list[str] = []
             found: list[tuple[str, int]] = []
             for path, is_directory in walk(self._files, self._root, self._belongs):
                 if is_directory:
                     folders.append(path)
-                else:
-                    place = f"{self._root}/{path}"
-                    found.append((path, self._files.open(place, read_only=True)))
+                    continue
+                try:
+                    handle = self._files.open(f"{self._root}/{path}", read_only=True)
+                except OSError:
+                    for _, opened in found:
+                        self._files.close(opened)
+                    raise
+                found.append((path, handle))
             return SnapshotFiles(self._log.last, folders, found)
 
     def sync_all_begun(self) -> int:

@@ -90,7 +90,8 @@ class Settings(msgspec.Struct, frozen=True):
     retry_s: until a read or a takeover is tried again.
     restart_wait_s: a member that does not know its position leaves the takeover so long to others.
     disk_stall_s: a leader whose own sync takes longer gives its place away.
-    min_in_sync: with fewer nodes in the set, the leader included, nothing is confirmed.
+    min_in_sync: with fewer nodes in the set, the leader included, nothing is confirmed; 0: half of
+        the nodes that have a copy or are to have one, rounded up.
     """
 
     lag_s: float = 5.0
@@ -309,6 +310,7 @@ class Leader:
         self._pinged_at = self._ticked_at = now
         self._hands_over_to = ""
         self._late: set[str] = set()  # members who have to leave
+        self._copies = 1  # nodes that have a copy or are to have one
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -389,6 +391,11 @@ class Leader:
         if revision > self.revision:
             self._adopt(record, revision, now)
         self._reads_since = None
+        return self._act(now)
+
+    def copies_are(self, count: int, now: float) -> Effects:
+        """Take how many nodes have a copy or are to have one, this one included."""
+        self._copies = count
         return self._act(now)
 
     def hand_over(self, node: str, now: float) -> Effects:
@@ -562,7 +569,7 @@ class Leader:
 
     def _confirm(self) -> Effects:
         smallest = min(len(record.in_sync) for record in (self.record, *self._possible))
-        if smallest < self._settings.min_in_sync:
+        if smallest < (self._settings.min_in_sync or (self._copies + 1) // 2):
             return []
         done = min((self._own_number(), *self._numbers(self._needed())))
         number = self.confirmed

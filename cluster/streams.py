@@ -2,8 +2,8 @@
 
 Both ends show the certificate of the cluster (`shardmq.cluster.secret`). Then the end that has
 connected sends an *opening*, one line of JSON that says who asks for which service, and the other
-end answers with one line: an empty error, or why it refuses. Everything behind these two lines
-belongs to the service.
+end answers with one line: an empty error and the version to be spoken, or why it refuses. All
+versions share these two lines. Everything behind them belongs to the service.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import asyncio
 import os
 import ssl
 from collections.abc import Callable
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, NamedTuple, cast
 
 import msgspec
+
+from shardmq.cluster.versions import STREAMS, Versions, highest_common
 
 OPENING_BYTES_MAX: Final = 4096
 PAIR_BUFFER_BYTES: Final = 1 << 20
 # How long an end waits for the connection, for the handshake and for the line of the other end.
 OPENING_S_MAX: Final = 5.0
-# The version of what the nodes say to each other. Nodes of different versions refuse each other.
-VERSION: Final = 1
-
 # The services of a leader.
 CONTROL: Final = "control"  # the control link of a front door
 LOCAL: Final = "local"  # HTTP of shardctl, by the socket of its host
@@ -43,12 +42,13 @@ Address = tuple[str, int]
 class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first line of the end that connects.
 
+    versions: those that its node understands.
     node: the name of its node.
     peer: the host and the port of the client whose bytes follow; None if there is no client.
     own: the host and the port that this client has connected to.
     """
 
-    version: int
+    versions: Versions
     cluster: str
     node: str
     service: Annotated[str, msgspec.Meta(max_length=32)]
@@ -60,10 +60,14 @@ class Reply(msgspec.Struct, frozen=True):
     """The answer to an opening. The stream ends behind an `error` that is not empty.
 
     life: with an error, the life of a controller that does not lead; else 0.
+    version: that of the stream, the highest that both ends understand; 0 with an error.
+    is_too_different: the error is that the nodes have no version of something in common.
     """
 
     error: str
     life: int = 0
+    version: int = 0
+    is_too_different: bool = False
 
 
 class NoStream(Exception):
@@ -75,6 +79,10 @@ class NoStream(Exception):
     def __init__(self, text: str, life: int = 0) -> None:
         super().__init__(text)
         self.life = life
+
+
+class TooDifferent(NoStream):
+    """The nodes have no version of something in common. The text says of what."""
 
 
 # Takes an opening; returns the protocol of the service, or raises NoStream.
@@ -110,13 +118,17 @@ class OpeningProtocol(asyncio.Protocol):
         try:
             opening = msgspec.json.decode(self._line, type=Opening)
             protocol = self._accept(opening)
+            version = highest_common((STREAMS, opening.versions.streams))
+            if version is None:
+                raise TooDifferent(f"this node understands {STREAMS} of the streams between nodes")
         except (NoStream, msgspec.MsgspecError) as error:
             life = error.life if isinstance(error, NoStream) else 0
-            self._transport.write(msgspec.json.encode(Reply(str(error), life)) + b"\n")
+            reply = Reply(str(error), life, is_too_different=isinstance(error, TooDifferent))
+            self._transport.write(msgspec.json.encode(reply) + b"\n")
             self._transport.close()
             return
-        self._transport.write(msgspec.json.encode(Reply("")) + b"\n")
-        transport = StreamTransport(self._transport, opening)
+        self._transport.write(msgspec.json.encode(Reply("", version=version)) + b"\n")
+        transport = StreamTransport(self._transport, opening, version)
         self._transport.set_protocol(protocol)
         protocol.connection_made(transport)
 
@@ -127,10 +139,11 @@ class StreamTransport(asyncio.Transport):
     A service thus sees the client and not the node that relays.
     """
 
-    def __init__(self, transport: asyncio.Transport, opening: Opening) -> None:
+    def __init__(self, transport: asyncio.Transport, opening: Opening, version: int) -> None:
         super().__init__()
         self._inner = transport
         self.opening = opening
+        self.version = version
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         match name:
@@ -140,6 +153,8 @@ class StreamTransport(asyncio.Transport):
                 return self.opening.own or default
             case "opening":
                 return self.opening
+            case "version":
+                return self.version
             case "sslcontext" if self.opening.service in (HTTP, LOCAL, METRICS):
                 return default
             case "ssl_object" | "socket":  # those of the stream, not of the client
@@ -214,11 +229,12 @@ class _Asking(asyncio.Protocol):
             self._end(NoStream("it does not speak as a node does"))
             return
         if reply.error:
-            self._end(NoStream(reply.error, reply.life))
+            kind = TooDifferent if reply.is_too_different else NoStream
+            self._end(kind(reply.error, reply.life))
             return
         # What the service says is for the protocol that the caller sets.
         self._transport.pause_reading()
-        self.rest = rest
+        self.rest, self.version = rest, reply.version
         if not self.answered.done():
             self.answered.set_result(None)
 
@@ -228,9 +244,16 @@ class _Asking(asyncio.Protocol):
         self._transport.abort()
 
 
+class Opened(NamedTuple):
+    """The end of a stream that has connected, and the version that is spoken there."""
+
+    transport: asyncio.Transport
+    version: int
+
+
 async def open_stream(
     address: Address, tls: ssl.SSLContext, opening: Opening, protocol: asyncio.Protocol
-) -> asyncio.Transport:
+) -> Opened:
     """Open a stream to the controller at `address`, let `protocol` have it, and return it.
 
     Raises NoStream.
@@ -257,7 +280,7 @@ async def open_stream(
     protocol.connection_made(transport)
     if asking.rest:
         protocol.data_received(asking.rest)
-    return transport
+    return Opened(transport, asking.version)
 
 
 async def open_pair(
@@ -266,5 +289,5 @@ async def open_pair(
     """Open a stream as `open_stream` does, for a caller that reads and writes."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(PAIR_BUFFER_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
-    transport = await open_stream(address, tls, opening, protocol)
-    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+    opened = await open_stream(address, tls, opening, protocol)
+    return reader, asyncio.StreamWriter(opened.transport, protocol, reader, loop)

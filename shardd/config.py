@@ -21,14 +21,14 @@ class CopiesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     node: the name of this node in the cluster.
     fd: the TCP socket at which nodes with copies are let in, with `keys`, when this node leads.
     founds: this node is the home of the shard: it may begin to lead a shard that nobody has led.
-    min_in_sync: with fewer nodes that have all, nothing is confirmed.
+    min_in_sync: with fewer nodes that have all, nothing is confirmed; 0: half of them, rounded up.
     """
 
     cluster: str
     node: str
     fd: int
     founds: bool
-    min_in_sync: Annotated[int, Meta(ge=1)] = 1
+    min_in_sync: Annotated[int, Meta(ge=0)] = 0
     keys: Keys
     etcd: EtcdSettings
 

@@ -230,11 +230,17 @@ class Links:
     def _refuse(self, message: bytes, error: envelope.OtherVersion, session: str = "") -> None:
         """Log the first message of a process of another wire version, and answer its first Join.
 
-        The process refuses the answer in turn, and logs it. `session` names where it came from.
+        The process refuses the answer in turn, and logs it. `session` names where it came from. A
+        newer process of another node may come back with an older version.
         """
         peer, incarnation = error.head.peer, error.head.incarnation
         if self._refused.add((peer, incarnation)):
-            log.error("a message was dropped: %s", error)
+            if session and error.version > wire.WIRE_VERSION:
+                log.info(
+                    "peer %d speaks wire version %d and is asked for less", peer, error.version
+                )
+            else:
+                log.error("a message was dropped: %s", error)
         if error.head.kind != wire.CONTROL:
             return
         try:

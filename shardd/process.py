@@ -69,26 +69,32 @@ def _follow(config: ShardConfig, signals: Signals, seat: Copied) -> ShardConfig:
 
 def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
     server, lifeline = Server(config, notify.ready, seat=seat), notify.lifeline_fd()
-    orphaned = False
+    ends = False  # without a signal
 
     def signalled() -> None:
         if signals.take() and (section := notify.new_section()) is not None:
             server.take_settings(read(section))
 
     def lost_supervisor() -> None:
-        nonlocal orphaned
+        nonlocal ends
         log.warning("the supervisor is gone")
-        orphaned = True
+        ends = True
+
+    def look_at_seat() -> None:
+        nonlocal ends
+        assert seat is not None
+        seat.look()
+        ends = ends or bool(seat.over)
 
     server.watch(signals.fd, signalled)
     if lifeline is not None:
         server.watch(lifeline, lost_supervisor)
     if seat is not None:
-        server.watch(seat.fd, seat.look)
+        server.watch(seat.fd, look_at_seat)
     status = 0
     try:
         server.begin()
-        while not signals.stop and not orphaned and not (seat is not None and seat.over):
+        while not signals.stop and not ends:
             server.turn(server.links.wait(server.wait_ms()))
         if seat is not None and seat.over:
             status = FAILED if seat.failure is not None else notify.DEPOSED

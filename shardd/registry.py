@@ -179,12 +179,20 @@ class Registry:
             kind = Kind(self._store(spec.vhost), limits, spec.durable, spec.auto_delete)
             queue = self.queues.put(spec.id, kind, now)
             if queue is not None:
+                queue.auto_delete = spec.auto_delete
                 self.dirty[queue] = None
             if kind.limits.dead_letters is not None:
                 self.dead_letters.know(spec.id, sys.intern(spec.vhost), spec.name)
 
     def _limits(self, spec: m.QueueSpec) -> Limits:
         limits = limits_of(spec.arguments)
+        if spec.leaving:
+            return Limits(
+                dead_letters=limits.dead_letters,
+                delivery_limit=limits.delivery_limit,
+                paused=True,
+                leaving=True,
+            )
         if spec.paused or spec.held:
             limits = limits._replace(paused=spec.paused, held=spec.held)
         if self._consumer_timeout and "x-consumer-timeout" not in spec.arguments:

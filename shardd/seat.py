@@ -29,18 +29,26 @@ from shardmq.cluster.operations import CopiedDirectory, OperationLog
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
 from shardmq.cluster.record_store import EtcdRecord, RecordAway
 from shardmq.cluster.record_store import decoded as record_of
-from shardmq.cluster.records import COPIES_PORT, BadRecord, KeyNames, Node, decoded, number_in
+from shardmq.cluster.records import (
+    COPIES_PORT,
+    BadRecord,
+    Copies,
+    KeyNames,
+    Node,
+    decoded,
+    number_in,
+)
 from shardmq.cluster.replicated_files import Deposed, ReplicatedFiles
 from shardmq.cluster.rules import Record, Settings
 from shardmq.cluster.secret import tls_context
 from shardmq.cluster.streams import (
     OPENING_S_MAX,
-    VERSION,
     Address,
     NoStream,
     Opening,
     OpeningProtocol,
 )
+from shardmq.cluster.versions import own_versions
 from shardmq.shardd.config import CopiesConfig, ShardConfig
 from shardmq.shardd.directories import held_path, shard_directory
 from shardmq.shardd.store.files import OsFiles
@@ -65,7 +73,7 @@ class Seat:
     """A follower that may become the leader; `start` begins.
 
     fd: becomes readable when something of the following has changed; then call `look`.
-    is_settled: it is known which node leads.
+    is_settled: another node leads, or has led last, so that this one need not be waited for.
     files: the files to serve the shard by, once this node leads.
     over: why the seat has ended; "" as long as it has not. An error of ours is in `failure`.
     """
@@ -89,6 +97,7 @@ class Seat:
         self._nodes: dict[int, Node] = {}
         self._record: Record | None = None
         self._revision = 0
+        self._count = 1  # of the nodes that have a copy or are to have one
         self._follower: FollowerOfCopies | None = None
         self._leader: LeaderOfCopies | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -182,7 +191,7 @@ class Seat:
 
     async def _follow_then_lead(self) -> str:
         copies, record = self._copies, EtcdRecord(self._etcd, self._keys.copies_of(self._shard))
-        opening = Opening(VERSION, copies.cluster, copies.node, self._service)
+        opening = Opening(own_versions(), copies.cluster, copies.node, self._service)
         streams = CopyStreams(
             tls_context(copies.keys, server=False),
             opening,
@@ -217,14 +226,15 @@ class Seat:
             self._settings,
             waits=notify.watchdog,
         )
+        self._leader.copies_are(self._count)
         self.files = self._leader.replicated
         self._tell()
         return await self._leader.run()
 
     def _accept(self, opening: Opening) -> asyncio.Protocol:
         """Return the protocol of a node that follows. Raises NoStream."""
-        if (opening.version, opening.cluster) != (VERSION, self._copies.cluster):
-            raise NoStream(f"this is a node of '{self._copies.cluster}' of version {VERSION}")
+        if opening.cluster != self._copies.cluster:
+            raise NoStream(f"this is a node of the cluster '{self._copies.cluster}'")
         if opening.service != self._service:
             raise NoStream(f"this is {self._service}")
         if self._leader is None:
@@ -254,6 +264,8 @@ class Seat:
             self._record, self._revision = None, news.mod_revision
             if isinstance(news, Pair):
                 self._record = record_of(news)
+        elif news.key == self._keys.shard(self._shard) and isinstance(news, Pair):
+            self._count = len(decoded(news.key, news.value, Copies).members)
         elif news.key.startswith(self._keys.nodes):
             number = number_in(news.key)
             self._nodes.pop(number, None)
@@ -266,12 +278,14 @@ class Seat:
         for copies in (self._follower, self._leader):
             if copies is not None:
                 copies.recorded(record, self._revision)
+        if self._leader is not None:
+            self._leader.copies_are(self._count)
         if record is None or self._follower is None:
             return
         if record.leader != self._copies.node:
             if self._address(record.leader) is None:
                 self._follower.leader_gone(record.term)
-            elif not self.is_settled:
+            if not self.is_settled:
                 self.is_settled = True
                 self._tell()
 

@@ -22,10 +22,19 @@ import threading
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from shardmq.cluster.versions import WIRE
 from shardmq.shardd.peers import SESSION
 from shardmq.shardd.wire.envelope import Parts
 from shardmq.shardd.wire.lane import joined
-from shardmq.shardd.wire.session import AT_ONCE, HANDSHAKE_S, READABLE, SessionKeys, prepare
+from shardmq.shardd.wire.messages import WIRE_VERSION
+from shardmq.shardd.wire.session import (
+    AT_ONCE,
+    HANDSHAKE_S,
+    READABLE,
+    SessionKeys,
+    at_version,
+    prepare,
+)
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +69,7 @@ class Sessions:
         self._names: dict[int, str] = {}  # by the descriptor of the connection
         self._strangers: dict[int, int] = {}  # the numbers of sockets by descriptor, oldest first
         self._over: list[str] = []  # sessions that have ended
+        self._versions: dict[str, int] = {}  # of sessions that speak another one than this process
         self._lock = threading.Lock()
         self._may_speak = True
         # Needed in a cluster only, and brings asyncio.
@@ -134,7 +144,14 @@ class Sessions:
             self._look()  # at the end of a session that had this descriptor before
             self._names[fd] = name
             self._strangers.pop(fd, None)
-        return name, frame.bytes
+            version = int.from_bytes(frame.bytes[1:2], "little")
+            if version != WIRE_VERSION and version in WIRE:
+                self._versions[name] = version
+        message = frame.bytes
+        spoken = self._versions.get(name)
+        if spoken is not None and message[1:2] == bytes((spoken,)):
+            message = at_version(message, WIRE_VERSION)
+        return name, message
 
     @property
     def has_ended(self) -> bool:
@@ -161,6 +178,7 @@ class Sessions:
             else:
                 self._strangers.pop(fd, None)
                 if (name := self._names.pop(fd, None)) is not None:
+                    self._versions.pop(name, None)
                     self._over.append(name)
         while len(self._strangers) > STRANGERS_MAX:
             fd = next(iter(self._strangers))
@@ -170,10 +188,12 @@ class Sessions:
 
     def send(self, name: str, message: Parts) -> None:
         """Send a message to a session, or drop it if the session is gone."""
-        identity = bytes.fromhex(name.removeprefix(SESSION))
+        identity, whole = bytes.fromhex(name.removeprefix(SESSION)), joined(message)
+        if (version := self._versions.get(name)) is not None:
+            whole = at_version(whole, version)
         with self._lock:
             try:
-                self._socket.send_multipart((identity, joined(message)), AT_ONCE)
+                self._socket.send_multipart((identity, whole), AT_ONCE)
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise

@@ -19,6 +19,7 @@ from shardmq.shardd.consumer_requests import ConsumerRequests
 from shardmq.shardd.holding import BEHIND_BYTES, BEHIND_MESSAGES, Holding
 from shardmq.shardd.lending import Lender
 from shardmq.shardd.membership import Membership
+from shardmq.shardd.moves import Moves
 from shardmq.shardd.peers import (
     PUBLISH_CREDIT_BYTES,
     BatchState,
@@ -100,6 +101,7 @@ class Shard:
         self.short_way.allot = self._consumers.allot
         self.membership = Membership(registry, self._consumers, pid)
         self._queue_requests = QueueRequests(registry, self._serving, self._numbers)
+        self._moves = Moves(registry, self._serving, self.syncs, no_room)
         self._no_room = no_room
         self._process_stats = process_stats
         # The loop uses these without a step through the registry.
@@ -151,6 +153,10 @@ class Shard:
             m.Count: requests.on_count,
             m.CountUnsettled: requests.on_count_unsettled,
             m.DeadLetterUpTo: requests.on_dead_letter_up_to,
+            m.Recall: self._moves.on_recall,
+            m.TakeLetters: self._moves.on_take,
+            m.PutLetters: self._moves.on_put,
+            m.AskLetters: self._moves.on_ask,
             m.Purge: requests.on_purge,
             m.DeadLettersPublished: requests.on_dead_letters_published,
             m.DedupAsk: requests.on_dedup_ask,

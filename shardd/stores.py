@@ -81,6 +81,19 @@ class Store(QueueStore, UpkeepStore, Protocol):
         """Forget the last `screen`, because its records were not appended."""
 
     def forget_producers(self, heard_before: int) -> int: ...
+    def has_producers(self, queue_id: int) -> bool:
+        """Return whether the store knows how far producers have come in this queue."""
+
+    def letters(self, entries: array[int], to: int, bytes_max: int) -> tuple[bytes, int]:
+        """Return records of the queue `to` with the first messages of `entries`, and their count.
+
+        The records have the times, priorities and flags with which the messages came. As many
+        messages are taken as fit in `bytes_max` bytes, but at least one.
+        """
+
+    def set_returns(self, queue_id: int, entries: array[int], times: Sequence[int]) -> None:
+        """Note how often each of these messages was returned to the queue."""
+
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
     @property

@@ -7,6 +7,9 @@ before an earlier batch. This file knows no thread and no clock.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 from shardmq.shardd.queues import Stream, StreamQueue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.short_way import SyncsState
@@ -27,6 +30,7 @@ class Syncs(SyncsState):
         self.begun = 0  # the number of the last begun sync that confirms batches
         self.ended = 0  # the last of these numbers that ended well, with all before it
         self.wanted = False  # somebody waits for a sync
+        self._answers: deque[tuple[int, Callable[[], None]]] = deque()
         self._tried = 0  # how many syncs of messages were begun, or failed to begin
         self._settled: Sync[Store | Stream] | None = None
         # A sync of settled messages may begin when `_tried` has reached this. None: it is not
@@ -43,6 +47,16 @@ class Syncs(SyncsState):
         self.wanted = self.wanted or bool(registry.dirty_stores or registry.streams.dirty)
         if self._settled_after is None:
             self._settled_after = self._tried + self.wanted
+
+    def then(self, answer: Callable[[], None]) -> None:
+        """Call `answer` when all that was appended until now is on stable storage."""
+        self.wanted = True
+        self._answers.append((self.begun + 1, answer))
+
+    def _ended(self, number: int) -> None:
+        self.ended = number
+        while self._answers and self._answers[0][0] <= number:
+            self._answers.popleft()[1]()
 
     @property
     def may_begin(self) -> bool:
@@ -83,7 +97,7 @@ class Syncs(SyncsState):
             number = self.begun = self.begun + 1
         if not jobs:
             if number is not None:
-                self.ended = number
+                self._ended(number)
             return None
         registry.sync = Sync(jobs, number)
         return registry.sync
@@ -107,7 +121,7 @@ class Syncs(SyncsState):
             self.wanted = True
             registry.set_alarm(m.LOW_ON_DISK)
         elif sync.number is not None:
-            self.ended = sync.number
+            self._ended(sync.number)
 
     # -- what is settled ---------------------------------------------------------------------------
 

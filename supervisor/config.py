@@ -20,6 +20,8 @@ from msgspec import Meta, Struct, inspect
 from shardmq.cluster.records import CLUSTER_NAME, DOORS_PER_NODE, SHARDS_MAX
 from shardmq.supervisor.nearest import did_you_mean
 
+# The nodes that are to have the messages of a shard, if no setting says so.
+REPLICAS: Final = 3
 # The flags of a start that win over the settings file: the key and the help.
 FLAGS: Final[dict[str, tuple[str, str]]] = {
     "--data-dir": ("data_dir", "Directory of messages and definitions."),
@@ -275,11 +277,11 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     # That of the controller. The shards have the ports behind it. 0: any free ones.
     port: Annotated[int, Meta(ge=0, le=65535 - SHARDS_MAX)] = 25672
     node_timeout_s: Annotated[int, Meta(ge=2, le=600)] = 6
-    replicas: Annotated[int, Meta(ge=1, le=7)] = 1
-    min_in_sync: Annotated[int, Meta(ge=0, le=7)] = 0  # 0: half of the replicas, rounded up
+    replicas: Annotated[int, Meta(ge=0, le=7)] = 0  # 0: 3, if the other settings allow copies
+    min_in_sync: Annotated[int, Meta(ge=0, le=7)] = 0  # 0: half of the copies, rounded up
 
     def __post_init__(self) -> None:
-        if self.min_in_sync > self.replicas:
+        if self.min_in_sync > (self.replicas or REPLICAS):
             raise ValueError("min_in_sync: it is more than replicas")
         if not self.name:
             return
@@ -293,11 +295,6 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("etcd_key: it is of no use without etcd_cert")
         if self.etcd_password and not self.etcd_user:
             raise ValueError("etcd_password: it is of no use without etcd_user")
-
-    @property
-    def least_in_sync(self) -> int:
-        """The number of nodes without which nothing is confirmed."""
-        return self.min_in_sync or (self.replicas + 1) // 2
 
     @property
     def endpoints(self) -> list[str]:

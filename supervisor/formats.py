@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from shardmq.cluster.versions import CATALOG
+
 NAME: Final = "VERSION"
 # Raise the version if an older program must not open what this one writes, and no head of a file
 # tells that program so.
@@ -68,7 +70,7 @@ KINDS: Final[dict[bytes, FileKind]] = {
     b"SHMQSTRM": FileKind(1, 64),
     b"SHMQSIDX": FileKind(1, None),
     b"SHMQPOSN": FileKind(1, 32),
-    b"SHARDDEF": FileKind(1, None, has_number=False),
+    b"SHARDDEF": FileKind(CATALOG.most, None, has_number=False),
 }
 
 

@@ -30,9 +30,11 @@ from shardmq.cluster.records import (
     BadRecord,
     KeyNames,
     Node,
+    decoded,
     encoded,
 )
 from shardmq.cluster.secret import keys_of
+from shardmq.cluster.versions import disagreement, own_versions
 from shardmq.supervisor.config import Cluster, ConfigError
 from shardmq.supervisor.plan import ClusterPlan, SeatPlan
 from shardmq.supervisor.sockets import Sockets
@@ -84,13 +86,19 @@ class Member:
         data_dir: The data directory, which keeps the place of the node.
         shards: The number of shards that the node is to have.
         held: The numbers of the shards whose directories there are.
+        replicas: On how many nodes the messages of a shard are to be.
 
     Raises:
         ConfigError: A setting is wrong, or the directory is that of another node or cluster.
     """
 
     def __init__(
-        self, settings: Cluster, data_dir: Path, shards: int, held: Collection[int]
+        self,
+        settings: Cluster,
+        data_dir: Path,
+        shards: int,
+        held: Collection[int],
+        replicas: int,
     ) -> None:
         self.name = node_name(settings)
         self.address = own_address(settings)
@@ -98,6 +106,7 @@ class Member:
         self._data_dir = data_dir
         self._shards = max(shards, len(held))
         self._held = held
+        self.replicas = replicas
         from shardmq.cluster.etcd import Etcd, Tls  # only a node of a cluster needs it
 
         try:
@@ -138,7 +147,7 @@ class Member:
                 await claims.secret(self._keys.fingerprint)
                 place = await claims.number(self.place)
                 place = await claims.shards(place, self._shards, self._held)
-                own, seats = await claims.copied(place, self._settings.replicas)
+                own, seats = await claims.copied(place, self.replicas)
                 break
             except EtcdAway as error:
                 text = f"waits for etcd: {error}"
@@ -188,7 +197,7 @@ class Member:
         copies = {
             "cluster": place.cluster,
             "node": self.name,
-            "min_in_sync": settings.least_in_sync,
+            "min_in_sync": settings.min_in_sync,
             "keys": msgspec.to_builtins(keys),
             "etcd": etcd,
         }
@@ -231,10 +240,33 @@ class Member:
             cores=len(os.sched_getaffinity(0)),
             incarnation=self._incarnation,
             front_doors=len(sockets.amqp),
+            versions=own_versions(),
         )
         self._lease.put(KeyNames(self._settings.name).node(node.number), encoded(node))
+        self._announced = node
         if self._holding is None:
             self._holding = asyncio.create_task(self._lease.hold())
+
+    async def check_versions(self) -> None:
+        """Return when this node, which is announced, may work with those that were there before.
+
+        Those see the record of this node, and log the same when it is refused.
+
+        Raises:
+            ConfigError: It has no version of something in common with one of them.
+        """
+        await self._lease.wait_until_held()
+        own, prefix = self._announced, KeyNames(self._settings.name).nodes
+        try:
+            listing = await self._etcd.range(prefix)
+            others = [decoded(pair.key, pair.value, Node) for pair in listing.pairs]
+        except (EtcdAway, EtcdRefused, BadRecord) as error:
+            log.warning("the versions of the other nodes are not known: %s", error)
+            return
+        for other in others:
+            why = disagreement(self.name, own.versions, other.name, other.versions)
+            if why and other.incarnation < own.incarnation:
+                raise ConfigError(f"cluster: {why} (release {other.version})")
 
     async def take_seats(self, taken: Callable[[int], None]) -> None:
         """Take copies of shards of other nodes, as long as these have fewer than `replicas`.
@@ -243,7 +275,7 @@ class Member:
             taken: Called with each shard that this node is to have a copy of, at least once.
         """
         names, number = KeyNames(self._settings.name), self.place.number
-        seats = Seats(names, number, self._settings.replicas)
+        seats = Seats(names, number, self.replicas)
         while True:
             try:
                 async with aclosing(self._etcd.watch(names.all)) as watch:

@@ -13,7 +13,7 @@ import msgspec
 
 from shardmq.cluster.records import COPIES_FOLDER, DOORS_PER_NODE, SHARDS_MAX
 from shardmq.supervisor import modules
-from shardmq.supervisor.config import Settings
+from shardmq.supervisor.config import REPLICAS, Settings
 
 # Connections that may wait at a listening socket until they are accepted.
 BACKLOG = 4096
@@ -107,6 +107,11 @@ def shard_count(settings: Settings, cores: int) -> int:
 def front_door_count(settings: Settings, cores: int) -> int:
     """Return the number of front doors, in processes of their own or in those of the shards."""
     return settings.front_doors.count or shard_count(settings, cores)
+
+
+def replicas_wanted(settings: Settings) -> int:
+    """Return on how many nodes the messages of a shard are to be, if there are so many."""
+    return settings.cluster.replicas or (1 if copies_refused(settings) else REPLICAS)
 
 
 def copies_refused(settings: Settings) -> str:

@@ -44,6 +44,7 @@ from shardmq.supervisor.plan import (
     ClusterPlan,
     children,
     copies_refused,
+    replicas_wanted,
     shard_count,
 )
 from shardmq.supervisor.reload import SETTABLE, flat, reloaded
@@ -194,7 +195,8 @@ class Supervisor:
         held = self._data.shards()
         if self.settings.cluster.name:
             count = max(shard_count(self.settings, self._cores), len(held))
-            self._member = Member(self.settings.cluster, self._data.path, count, held)
+            replicas = replicas_wanted(self.settings)
+            self._member = Member(self.settings.cluster, self._data.path, count, held, replicas)
             host = self._member.address
             return listen(self.settings, systemd.sockets(), self._cores, host, count)
         # With fewer shards than the directory holds, some queues would be out of reach.
@@ -212,7 +214,7 @@ class Supervisor:
         Returns:
             False if the broker ends before that.
         """
-        joining = asyncio.create_task(member.join(lambda text: systemd.tell(f"STATUS={text}")))
+        joining = asyncio.create_task(self._take_place(member))
         ending = asyncio.create_task(self._ending.wait())
         await asyncio.wait({joining, ending}, return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
@@ -220,19 +222,24 @@ class Supervisor:
             joining.cancel()
             return False
         try:
-            seats = joining.result()
-            if seats and (why := copies_refused(self.settings)):
-                raise ConfigError(why)
-            for shard in seats:
-                member.open_seat(shard, self.sockets)
+            joining.result()
         except ConfigError as error:
             self._give_up(str(error), REFUSED)
             return False
-        self._node = member.node(self.sockets)
         self.slots = self._make_slots()
-        member.announce(self.sockets)
         self._dirty.set()
         return True
+
+    async def _take_place(self, member: Member) -> None:
+        """Claim the place of this node and say that it lives. Raises ConfigError."""
+        seats = await member.join(lambda text: systemd.tell(f"STATUS={text}"))
+        if seats and (why := copies_refused(self.settings)):
+            raise ConfigError(why)
+        for shard in seats:
+            member.open_seat(shard, self.sockets)
+        self._node = member.node(self.sockets)
+        member.announce(self.sockets)
+        await member.check_versions()
 
     def _take_seat(self, member: Member, shard: int) -> None:
         """Start a process that has a copy of a shard of another node."""
@@ -286,7 +293,7 @@ class Supervisor:
                     log.error("the ready line cannot be written: %s", error)
                 self._is_ready = True
                 systemd.tell("READY=1", f"STATUS={self.ready_line()}")
-                if self._member is not None and self.settings.cluster.replicas > 1:
+                if self._member is not None and self._member.replicas > 1:
                     taking = self._member.take_seats(partial(self._take_seat, self._member))
                     self._background.append(asyncio.create_task(taking))
                 await self._ending.wait()

@@ -40,7 +40,13 @@ from shardmq.broker.controller.pending import (
     Pending,
     no_answer,
 )
-from shardmq.broker.controller.requests import OwnerGone, Pause, Removal, SuperStreamDeclare
+from shardmq.broker.controller.requests import (
+    Move,
+    OwnerGone,
+    Pause,
+    Removal,
+    SuperStreamDeclare,
+)
 from shardmq.broker.controller.shard_orders import Creations, ShardOrders
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.without_effect import EffectWarnings
@@ -99,6 +105,7 @@ GROWING = (
     ParameterPut,
     VhostPut,
     Pause,
+    Move,
     SuperStreamDeclare,
 )
 # Requests that take rows out of a file that is replaced whole.

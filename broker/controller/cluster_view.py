@@ -17,18 +17,22 @@ from shardmq.broker.shared.control import node_of
 
 
 class KnownNode(NamedTuple):
-    """A node: its number and name, the numbers of its shards, and whether it is alive."""
+    """A node: its number and name, the shards that it leads, and whether it is alive.
+
+    `homes` is the number of shards that it has claimed; None: those that it leads.
+    """
 
     number: int
     name: str
     shards: Collection[int]
     is_alive: bool
+    homes: int | None = None
 
 
 def places_of(nodes: Iterable[KnownNode]) -> list[NodeShards]:
     """Return what is said of these nodes to those who place queues, by the nodes' numbers."""
     return sorted(
-        NodeShards(node.number, node.name, tuple(sorted(node.shards)), node.is_alive)
+        NodeShards(node.number, node.name, tuple(sorted(node.shards)), node.is_alive, node.homes)
         for node in nodes
     )
 

@@ -11,6 +11,9 @@ from shardmq.broker.controller.requests import (
     Closed,
     CutOff,
     Drained,
+    Forget,
+    Move,
+    MoveOn,
     NodesChanged,
     OwnerGone,
     Pause,
@@ -31,6 +34,9 @@ AnyAsk = (
     | Removal
     | OwnerGone
     | Pause
+    | Move
+    | MoveOn
+    | Forget
     | Drained
     | NodesChanged
     | Restore

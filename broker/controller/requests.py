@@ -13,6 +13,7 @@ from shardmq.broker.model.arguments import SUPER_STREAM
 from shardmq.broker.shared.control import Bind, ExchangeDeclare, QueueDeclare
 
 PARTITION_ORDER = "x-stream-partition-order"
+MOVED = 0
 
 
 @dataclass(slots=True)
@@ -34,6 +35,36 @@ class Pause:
     vhost: str
     name: str
     paused: bool
+
+
+@dataclass(slots=True)
+class Move:
+    """Begin to move a queue to a shard."""
+
+    vhost: str
+    name: str
+    shard: int
+
+
+@dataclass(slots=True)
+class MoveOn:
+    """Take the next step of the move of a queue, or tell the shards again of the present one.
+
+    id: the other life of the queue; with another one, the move is over and nothing is changed.
+    step: one of those of `Moving`, or MOVED, which ends the move.
+    """
+
+    vhost: str
+    name: str
+    id: int
+    step: int
+
+
+@dataclass(slots=True)
+class Forget:
+    """Forget all that lies on these shards, whose node is gone for good."""
+
+    shards: frozenset[int]
 
 
 @dataclass(slots=True)

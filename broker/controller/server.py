@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,12 +24,14 @@ from shardmq.broker.controller.cluster_view import ClusterView, KnownNode, place
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
+from shardmq.broker.controller.moving.mover import Moves
+from shardmq.broker.controller.moving.relocating import Relocating
 from shardmq.broker.controller.node_facts import facts_of
 from shardmq.broker.controller.nodes.facts import FactsTold
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
 from shardmq.broker.controller.peers.shard_links import HERE, ShardLinks
-from shardmq.broker.controller.pending import no_answer
+from shardmq.broker.controller.pending import INTERNAL_ERROR, no_answer
 from shardmq.broker.controller.requests import NodesChanged
 from shardmq.broker.controller.resharding import draining
 from shardmq.broker.controller.resharding.resharding import Resharding
@@ -63,6 +65,7 @@ from shardmq.broker.shared.control import (
     VirtualLook,
     node_of,
 )
+from shardmq.cluster.replicated_files import Deposed
 from shardmq.cluster.streams import (
     CONTROL,
     FACTS,
@@ -115,6 +118,10 @@ class Controller:
         `doors` are the front doors of other nodes, and `elsewhere` is the way to their streams.
         `etcd_silent_s` returns the seconds since etcd has answered.
         """
+        # Returns when this node is known to have led after the call, and raises Deposed or OSError.
+        # Without it nobody else can lead.
+        self.leads: Callable[[], Awaitable[None]] | None = None
+        self._looking: set[asyncio.Task[None]] = set()
         loaded = loaded or load(Definitions(Path(config.data_dir), config.boot), config)
         doors = {*range(config.first_door, config.first_door + config.doors), *doors}
         self.config = config
@@ -157,6 +164,11 @@ class Controller:
         self.resharding = Resharding(
             self.authority.catalog, self.authority, self.shards, self.links
         )
+        self.moves = Moves(self.authority.catalog, self.authority, self.shards, self.links)
+        self.relocating = Relocating(
+            self.authority.catalog, self.authority, self.shards, self.cluster
+        )
+        self.forget_node: Callable[..., Awaitable[None]] | None = None
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges(elsewhere)
         self.ended_streams = EndedStreams(
@@ -195,6 +207,8 @@ class Controller:
             )
         )
         resharded = asyncio.create_task(self.resharding.run())
+        moved = asyncio.create_task(self.moves.run())
+        relocated = asyncio.create_task(self.relocating.run())
         self._is_up = True
         notify.ready()
         give_back()
@@ -207,6 +221,8 @@ class Controller:
         watchdog.cancel()
         drained.cancel()
         resharded.cancel()
+        moved.cancel()
+        relocated.cancel()
         self.memberships.stop()
         self._is_up = False
         if self._http is not None:
@@ -346,6 +362,10 @@ class Controller:
             self.authority.submit(ask.what, ask.owner, answer)
         elif isinstance(ask.what, ConnectionOpen):
             answer(*self._may_open(ask.what, ask.owner), {})
+        elif isinstance(ask.what, VirtualLook) and self.leads is not None:
+            looking = asyncio.create_task(self._look(self.leads, ask, answer))
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
         elif isinstance(ask.what, ConsumerJoin | VirtualLook):
             self.memberships.asked(ask, answer)
         elif isinstance(ask.what, ChannelOpen):
@@ -353,6 +373,22 @@ class Controller:
         elif isinstance(ask.what, ChannelClose):
             self.presence.has_channels(ask.owner, ask.what.channels)
             answer(0, "", {})
+
+    async def _look(
+        self,
+        leads: Callable[[], Awaitable[None]],
+        ask: Ask,
+        answer: Callable[[int, str, dict[str, Any]], None],
+    ) -> None:
+        """Answer a look at the catalog behind all that any node has answered before."""
+        try:
+            await leads()
+        except Deposed:
+            return  # the front door asks the next leader
+        except OSError as error:
+            answer(INTERNAL_ERROR, str(error), {})
+        else:
+            self.memberships.asked(ask, answer)
 
     def _may_open(self, ask: ConnectionOpen, owner: str) -> tuple[int, str]:
         """Check the limits for a new connection, by the catalog as it is."""
@@ -438,6 +474,9 @@ async def start_http(controller: Controller) -> Servers | None:
         controller.memory,
         streams=controller.streams,
         resharding=controller.resharding.progress,
+        moves=controller.moves.progress,
+        relocating=controller.relocating,
+        forget_node=controller.forget_node,
         ended=controller.ended_streams,
         spans=controller.spans,
     )

@@ -17,7 +17,14 @@ from shardmq.broker.controller.pending import INTERNAL_ERROR, Pending, no_answer
 from shardmq.broker.controller.policy_walks import PolicyWalks
 from shardmq.broker.controller.requests import Drained, Removal
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import OPEN, QueuePut
+from shardmq.broker.model.changes import (
+    CALLED_OFF,
+    OPEN,
+    PASSING,
+    SHUT,
+    QueuePut,
+    other_life,
+)
 from shardmq.broker.model.checks import DELAYS_FOR, no_queue
 from shardmq.broker.routing import hidden
 from shardmq.broker.shared.control import QueueRemove
@@ -228,7 +235,15 @@ class ShardOrders:
         ]
 
     def queues_of(self, shard: int) -> list[wire.QueueSpec]:
-        return [self._spec(queue) for queue in self._catalog.index.all() if queue.shard == shard]
+        index = self._catalog.index
+        here = [self._spec(queue) for queue in index.all() if queue.shard == shard]
+        return here + [
+            self._spec(other_life(queue))
+            for queue in index.moving()
+            if queue.moving is not None
+            and queue.moving.shard == shard
+            and queue.moving.step != CALLED_OFF
+        ]
 
     def _changed_spec(self, queue: QueuePut) -> wire.QueueSpec | None:
         """Return what the shard of a changed queue is told, None if the queue may just be going."""
@@ -247,6 +262,18 @@ class ShardOrders:
         if DELAYS_FOR in arguments and not hidden.is_of_exchange(queue.name):
             arguments = {key: value for key, value in arguments.items() if key != DELAYS_FOR}
         exclusive = bool(queue.owner)
+        if queue.moving is not None and queue.moving.id == queue.id:
+            # Nobody uses it, so it must not go by itself.
+            return wire.QueueSpec(
+                queue.id,
+                queue.vhost,
+                queue.name,
+                queue.durable,
+                exclusive=exclusive,
+                arguments={key: value for key, value in arguments.items() if key != "x-expires"},
+                paused=True,
+                leaving=queue.moving.step in (PASSING, SHUT),
+            )
         return wire.QueueSpec(
             queue.id,
             queue.vhost,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from functools import partial
 from typing import Any
 
 from shardmq.broker.amqp import ChannelException, ConnectionException
@@ -18,7 +19,7 @@ from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.model import checks
-from shardmq.broker.model.changes import AnyChange, ParameterPut, is_only_more
+from shardmq.broker.model.changes import AnyChange, ParameterPut, QueuePut, is_only_more
 from shardmq.broker.shared.control import AssignmentOrder, ConsumerHere, Fenced, ShardElsewhere
 from shardmq.shardd.wire import messages as wire
 
@@ -49,6 +50,7 @@ class ShardEvents:
     def away(self, shard: int) -> None:
         """Take note that the process of a shard is gone."""
         self._services.consuming.away(shard)
+        self._services.shards.went_away(shard)
 
     def restarted(self, shard: int) -> None:
         """Take note of a new process of the shard, which knows nobody."""
@@ -85,9 +87,7 @@ class ShardEvents:
             self._alarm(shard, what.reason)
 
     def _consumer_lost(self, number: int) -> None:
-        """End a consumer whose queue is gone."""
-        for ended in self._services.consuming.cancelled(number):
-            ended.client.consumer_ended(ended)
+        end_consumer(self._services, number)
 
     def _close_overdue(self, what: wire.AckTimeout) -> None:
         """Close a channel that has not acknowledged for too long."""
@@ -107,6 +107,12 @@ class ShardEvents:
     def _alarm(self, shard: int, reason: str) -> None:
         if self._services.alarms.set(shard, reason):
             self._connections.alarm_changed()
+
+
+def end_consumer(services: Services, number: int) -> None:
+    """End a consumer whose queue is gone."""
+    for ended in services.consuming.cancelled(number):
+        ended.client.consumer_ended(ended)
 
 
 class ControllerEvents:
@@ -136,6 +142,9 @@ class ControllerEvents:
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         """Forget what was decided by the old catalog. None: a snapshot replaced everything."""
         services = self._services
+        if changes is None or any(isinstance(c, QueuePut) and c.moving for c in changes):
+            moving = services.catalog.index.moving()
+            services.consuming.follow(moving, partial(end_consumer, services))
         only_more = is_only_more(changes)
         services.publishing.catalog_changed(something_went=not only_more)
         if only_more:

@@ -152,6 +152,23 @@ class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cuts: tuple[Cut, ...] = ()
 
 
+# The step of a move. CHOSEN: the new life is made, and nobody uses it. BEGUN: consumers are there.
+# PASSING: messages go there. SHUT: publishers wait for a moment. CALLED_OFF: consumers are at the
+# old place again.
+BEGUN, PASSING, SHUT, CALLED_OFF, CHOSEN = range(1, 6)
+
+
+class Moving(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The other life of a queue that moves from one shard to another.
+
+    id, shard: the life that the move leaves; with CHOSEN and CALLED_OFF, the new life.
+    """
+
+    id: int
+    shard: int
+    step: int
+
+
 class QueuePut(Change, tag="queue+", frozen=True):
     """Add or replace a queue.
 
@@ -170,6 +187,24 @@ class QueuePut(Change, tag="queue+", frozen=True):
     arguments: dict[str, Any] = {}
     part: ShardOf | None = None
     paused: bool = False  # the queue takes messages and gives none
+    moving: Moving | None = None
+
+
+def other_life(queue: QueuePut) -> QueuePut:
+    """Return the other life of a queue that moves, with the arguments of the queue."""
+    assert queue.moving is not None
+    return msgspec.structs.replace(queue, id=queue.moving.id, shard=queue.moving.shard)
+
+
+def lives(queue: QueuePut) -> list[QueuePut]:
+    """Return the queue as each shard knows it that has messages of it, the older ones first."""
+    return [queue] if queue.moving is None else [other_life(queue), queue]
+
+
+def taking(queue: QueuePut) -> QueuePut:
+    """Return the life of a queue to which its messages are published."""
+    stays = queue.moving is None or queue.moving.step in (CHOSEN, CALLED_OFF)
+    return queue if stays else other_life(queue)
 
 
 class QueueDelete(Change, tag="queue-", frozen=True):

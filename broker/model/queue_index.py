@@ -22,6 +22,7 @@ class QueueIndex:
         self._by_id: dict[int, QueuePut] = {}
         self._by_owner: dict[str, dict[int, QueuePut]] = {}
         self._on: Counter[int] = Counter()  # how many, by shard
+        self._moving: dict[int, QueuePut] = {}  # those that move to another shard, by id
         # By their representation, which tells types apart.
         self._arguments: dict[str, dict[str, Any]] = {}
 
@@ -35,6 +36,15 @@ class QueueIndex:
         """Count the queues on a shard, those of exchanges among them."""
         return self._on[shard]
 
+    @property
+    def has_moving(self) -> bool:
+        """Return whether some queue moves to another shard."""
+        return bool(self._moving)
+
+    def moving(self) -> list[QueuePut]:
+        """Return the queues that move to another shard."""
+        return list(self._moving.values())
+
     def of(self, owner: str) -> list[QueuePut]:
         """Return the exclusive queues of one connection."""
         return list(self._by_owner.get(owner, {}).values())
@@ -46,6 +56,8 @@ class QueueIndex:
     def add(self, put: QueuePut) -> None:
         self._by_id[put.id] = put
         self._on[put.shard] += 1
+        if put.moving is not None:
+            self._moving[put.id] = put
         if put.owner:
             self._by_owner.setdefault(put.owner, {})[put.id] = put
 
@@ -53,6 +65,7 @@ class QueueIndex:
         if self._by_id.get(queue.id) is queue:
             del self._by_id[queue.id]
             self._on[queue.shard] -= 1
+            self._moving.pop(queue.id, None)
         owned = self._by_owner.get(queue.owner)
         if owned is not None:
             owned.pop(queue.id, None)

@@ -12,12 +12,17 @@ from shardmq.broker.routing.hashing import hash64, jump
 
 
 class NodeShards(NamedTuple):
-    """A node of a cluster: its number and name, its shards in order, and whether it is alive."""
+    """A node of a cluster: its number and name, its shards in order, and whether it is alive.
+
+    `shards` are those that the node leads now. `homes` is the number of those that it has claimed:
+    it stays when other nodes lead them for a while. None: the two are the same.
+    """
 
     number: int
     name: str
     shards: tuple[int, ...]
     is_alive: bool = True
+    homes: int | None = None
 
 
 class Places(NamedTuple):

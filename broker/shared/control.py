@@ -32,9 +32,10 @@ class ControlMessage(msgspec.Struct, tag_field="t", array_like=True, frozen=True
 class DoorHello(ControlMessage, tag="door-hello", frozen=True):
     """First on the stream.
 
-    All wire versions share the tag and the fields up to `pid`. `version` is that of the catalog
-    that the door already holds in `boot` (0: nothing). Answered by a Snapshot or, where the
-    controller can, by the Changes since that version.
+    All wire versions share the tag and the fields up to `pid`. The front door speaks
+    `wire_version`, and understands all from `wire_least` on; 0 says that it understands no other.
+    `version` is that of the catalog that the door already holds in `boot` (0: nothing). Answered by
+    a Snapshot or, where the controller can, by the Changes since that version.
     """
 
     wire_version: int
@@ -44,6 +45,7 @@ class DoorHello(ControlMessage, tag="door-hello", frozen=True):
     boot: str
     version: int
     connections: list[ConnectionInfo] = []
+    wire_least: int = 0
 
 
 class ConnectionInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -542,7 +544,10 @@ class Outlived(ControlMessage, tag="outlived", frozen=True):
 
 
 class OtherVersion(ControlMessage, tag="other-version", frozen=True):
-    """The only answer to a DoorHello of another wire version. All versions share this message."""
+    """The only answer to a DoorHello of another wire version. All versions share this message.
+
+    A front door that understands this version says hello again, and speaks it.
+    """
 
     wire_version: int
 

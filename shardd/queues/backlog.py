@@ -112,6 +112,8 @@ class Backlog(BacklogState):
             for priority, part in self._by_priority(entries).items():
                 self.levels[priority].push_many(part)
         self.limits = limits
+        if limits.leaving:
+            self.facts = None  # the records have them
         if limits.held != (self.held_back is not None):
             held_back, self.held_back = self.held_back, HeldBack() if limits.held else None
             # Messages that were kept back become ready, behind the others of their priority.
@@ -161,6 +163,11 @@ class Backlog(BacklogState):
                 held_back.add(0, entries)
                 return False
         size = arrival.body_bytes - lost_bytes
+        if self.limits.leaving:
+            self.levels[0].push_many(arrival.entries)
+            self.ready_count += len(arrival.entries)
+            self.ready_bytes += size
+            return False
         if held_back is not None:
             held_back.bytes += size
         else:

@@ -52,6 +52,8 @@ class Limits(NamedTuple):
     timeout_closes: bool = False
     retry: Retry | None = None  # messages that come back rest first
     held: bool = False  # messages that arrive from now on are kept back, see held_back.py
+    # The messages go to the life of the queue on another shard. None is handed out or expires here.
+    leaving: bool = False
 
     @property
     def bounded(self) -> bool:

@@ -10,7 +10,16 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from shardmq.shardd.wire.session import AT_ONCE, HANDSHAKE_S, READABLE, SessionKeys, prepare
+from shardmq.cluster.versions import WIRE
+from shardmq.shardd.wire.messages import WIRE_VERSION
+from shardmq.shardd.wire.session import (
+    AT_ONCE,
+    HANDSHAKE_S,
+    READABLE,
+    SessionKeys,
+    at_version,
+    prepare,
+)
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +60,8 @@ class Dialer:
         self._timer: asyncio.TimerHandle | None = None  # of the handshake, or of the next session
         self._backoff_s = BACKOFF_FIRST_S
         self._is_called = False  # `speaks` is about to be called
+        # The wire version of the session, and that of the next one.
+        self._version = self._next_version = WIRE.most
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin the first session."""
@@ -68,6 +79,8 @@ class Dialer:
         """Send a message, or drop it if the session has ended."""
         if self._socket is None:
             return
+        if self._version != WIRE_VERSION:
+            message = at_version(message, self._version)
         try:
             self._socket.send(message, AT_ONCE)
         except zmq.Again:
@@ -83,7 +96,16 @@ class Dialer:
         if self._socket is None or not self._socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # the value of this option is an int
             return None
         self._backoff_s = BACKOFF_FIRST_S
-        return self._socket.recv(AT_ONCE)
+        message = self._socket.recv(AT_ONCE)
+        version = message[1] if len(message) > 1 else 0
+        if version == self._version:
+            return message if version == WIRE_VERSION else at_version(message, WIRE_VERSION)
+        if version < self._version and version in WIRE:
+            log.info("%s speaks wire version %d", self.address, version)
+            self._next_version = version
+            self._give_up()
+            return None
+        return message
 
     def outdated(self, lowest: int) -> None:
         """End a session that the shard has refused; the next one has the incarnation `lowest`."""
@@ -93,6 +115,7 @@ class Dialer:
     def _dial(self) -> None:
         assert self._loop is not None
         self.incarnation += 1
+        self._version, self._next_version = self._next_version, WIRE.most
         made = self._socket = self._context.socket(zmq.DEALER)
         prepare(made, self._keys)
         made.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)

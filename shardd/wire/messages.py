@@ -140,6 +140,9 @@ class QueueSpec(msgspec.Struct, array_like=True, frozen=True):
     # The queue delivers none of the messages that arrive from now on. After a restart of the shard
     # it delivers none of the messages that are there.
     held: bool = False
+    # The queue gives its messages to its life on another shard (TakeLetters), and lets none go by
+    # itself.
+    leaving: bool = False
 
 
 # -- a peer makes itself known, a shard answers ----------------------------------------------------
@@ -790,6 +793,91 @@ class DeadLetterUpTo(Message, tag="dead-letter-up-to", frozen=True):
     reason: str
 
 
+class TakeLetters(Message, tag="take-letters", frozen=True):
+    """Take the next messages of a queue that leaves this shard.
+
+    The controller sends TakeLetters. The shard answers with Letters or Refused. `number` rises by
+    one in the life of a `mover`: the shard settles the messages of the Letters with the number
+    before, because the new life of the queue has them on stable storage. A request that comes twice
+    gets the same messages again. The first request of a mover that `goes_on` for another one marks
+    the messages that the other one had taken as delivered before. `to` is the id of the new life.
+    """
+
+    request: int
+    queue: int
+    mover: int
+    number: int
+    to: int
+    goes_on: bool = False
+
+
+class Letters(Message, tag="letters", frozen=True):
+    """Answer TakeLetters: `count` messages in order, as whole records of the new life of the queue.
+
+    `marked` has runs (first, last) of ordinals of messages that were delivered before, and `times`
+    the ordinals of messages that came back, with how often. `left` is how many messages the queue
+    has behind these.
+    """
+
+    request: int
+    count: int
+    records: bytes
+    marked: list[tuple[int, int]] = []
+    times: list[tuple[int, int]] = []
+    left: int = 0
+
+
+class PutLetters(Message, tag="put-letters", frozen=True):
+    """Give a queue the next messages of its life on another shard.
+
+    The controller sends PutLetters. The shard answers with Done when the messages are on stable
+    storage, or with Refused. `mover` and `number` are those of TakeLetters. A mover begins with
+    number 0, which has no messages. A request that comes twice is stored once. If this process of
+    the shard has not had the number before, the messages may be there already and are marked as
+    delivered before. The other fields are those of Letters.
+    """
+
+    request: int
+    queue: int
+    mover: int
+    number: int
+    records: bytes = b""
+    marked: list[tuple[int, int]] = []
+    times: list[tuple[int, int]] = []
+
+
+class AskLetters(Message, tag="ask-letters", frozen=True):
+    """Ask which batch of PutLetters a queue has taken in last.
+
+    The controller sends AskLetters. The shard answers with LastLetters or Refused. So a controller
+    goes on for the one before it, and no message comes twice.
+    """
+
+    request: int
+    queue: int
+
+
+class LastLetters(Message, tag="last-letters", frozen=True):
+    """Answer AskLetters. A `mover` of 0: this process of the shard has taken in none."""
+
+    request: int
+    mover: int
+    number: int
+
+
+class Recall(Message, tag="recall", frozen=True):
+    """Ask how many messages of a queue are handed out, or have them back.
+
+    The controller sends Recall. The shard answers with Done(request, messages). With `at_once`, the
+    shard puts all these messages back to their places as delivered before, and the messages that
+    rest, too. A later ack of one of them is no error.
+    """
+
+    request: int
+    queue: int
+    at_once: bool = False
+
+
 class Purge(Message, tag="purge", frozen=True):
     """Purge a queue, or the `count` messages that would be delivered next.
 
@@ -962,7 +1050,8 @@ Control = (
     | AttachPart | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch
     | StoreOffset | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds
     | MarkReached | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got | Count
-    | CountUnsettled | UnsettledCount | DeadLetterUpTo | Purge | DeadLetters
+    | CountUnsettled | UnsettledCount | DeadLetterUpTo | TakeLetters | Letters | PutLetters
+    | AskLetters | LastLetters | Recall | Purge | DeadLetters
     | DeadLettersPublished | DedupAsk | DedupVerdicts | DedupOutcome | DedupForget | Reserve
     | Redeem | Unreserve | Done | Refused
 )  # fmt: skip

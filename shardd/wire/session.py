@@ -6,6 +6,12 @@ when the session ends, as when the process of a local shard ends. The next sessi
 incarnation, so the shard drops what is left of the one before. The end of the peer is dialer.py,
 that of the shard is shardd/sessions.py.
 
+**Versions.** Peers and shards of two releases speak the highest wire version that both understand.
+A peer begins with its highest. A shard that does not understand it answers by a Hello of its own
+highest version, and the next session begins with that, if the peer understands it. The shard takes
+the version of a session from its first message. What leaves or comes by a session of a lower
+version is translated here (`at_version`), so the processes themselves know one version only.
+
 The socket has no bound for unsent messages, as they are bounded by credit. A shard that is silent
 for `silent_s` ends the session, and with it what was unsent.
 """
@@ -45,6 +51,16 @@ class SessionKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public: Key
     secret: Key
     silent_s: Annotated[float, Meta(gt=0)] = 10.0
+
+
+def at_version(message: bytes, version: int) -> bytes:
+    """Return a message as a process that speaks this wire version reads and writes it.
+
+    So far no two versions that one release understands differ in more than their number.
+    """
+    if message[1] == version:
+        return message
+    return b"".join((message[:1], bytes((version,)), message[2:]))
 
 
 def first_incarnation() -> int:

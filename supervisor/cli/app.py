@@ -60,7 +60,8 @@ PANELS: Final[dict[str, str]] = {
         " queues.list_stream_tracking queues.reset_offset streams.add_super_stream"
         " streams.delete_super_stream queues.list_exchanges queues.list_bindings"
         " queues.list_unresponsive_queues queues.create_queue queues.delete_queue"
-        " queues.purge_queue queues.pause_queue queues.resume_queue queues.create_exchange"
+        " queues.purge_queue queues.pause_queue queues.resume_queue queues.move_queue"
+        " queues.call_off_move queues.create_exchange"
         " queues.delete_exchange queues.bind queues.unbind"
     ),
     "Messages": ("messages.publish messages.get messages.tail messages.move_messages"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from typing import Annotated, Any
+
 import typer
 
-from shardmq.supervisor.cli.api import Api, Rows
+from shardmq.supervisor.cli.api import Api, Rows, fail
 from shardmq.supervisor.cli.command import bound
 from shardmq.supervisor.cli.demo import demo
 
@@ -12,6 +16,11 @@ COLUMNS = [
     "name", "running", "is_leader", "shards", "processors", "mem_used", "disk_free", "sockets_used",
     "version", "alarms", "uptime",
 ]  # fmt: skip
+
+PLAN_COLUMNS = ["vhost", "name", "from_node", "from_shard", "to_node", "to_shard"]
+LOOK_S = 0.5  # between two looks how far something is
+
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Its name, such as shardmq@host2.")]
 
 app = typer.Typer(no_args_is_help=True, help="The nodes of a cluster.")
 
@@ -21,5 +30,98 @@ def status(api: Api) -> Rows:
     return Rows(api.get("nodes"), COLUMNS)
 
 
+def drain(
+    api: Api,
+    name: NodeName,
+    cancel: Annotated[bool, typer.Option(help="End the drain; the node takes queues again.")] = (
+        False
+    ),
+    wait: Annotated[bool, typer.Option(help="Return when the node has no queue any more.")] = True,
+) -> None:
+    """Move all queues of a node to the others, and place no new ones on it.
+
+    Streams and queues that cannot be moved stay; then the command names them and fails.
+    """
+    path, thing = ("nodes", name, "drain"), f"node '{name}'"
+    if cancel:
+        api.delete(*path, thing=thing)
+        return
+    api.put(*path)
+    said = -1
+    while wait:
+        now = api.get(*path, thing=thing)
+        if not now["being_drained"]:
+            fail(f"the drain of {thing} was cancelled")
+        if now["queues"] != said:
+            said = now["queues"]
+            typer.echo(f"{said} queues are left", err=True)
+        if not said:
+            return
+        left = now["left_behind"]
+        if len(left) == said:
+            for each in left:
+                typer.echo(
+                    f"queue '{each['name']}' in vhost '{each['vhost']}' stays: {each['why']}",
+                    err=True,
+                )
+            fail(f"{said} queues stay on {thing}")
+        time.sleep(LOOK_S)
+
+
+def rebalance(
+    api: Api,
+    dry_run: Annotated[bool, typer.Option(help="Show the moves, and begin none.")] = False,
+) -> Rows:
+    """Move the fewest queues that give each shard about as many as the others.
+
+    The moves go on behind the command, two at a time.
+    """
+    return Rows(api.post("cluster", "rebalance", body={"dry_run": dry_run}), PLAN_COLUMNS)
+
+
+def forget(
+    api: Api,
+    name: NodeName,
+    lose: Annotated[
+        bool, typer.Option(help="Lose the queues that lie on the node, with their messages.")
+    ] = False,
+) -> None:
+    """Take a node that is gone for good out of the cluster."""
+    now = api.post("nodes", name, "forget", body={"lose": lose}, thing=f"node '{name}'")
+    typer.echo(f"{now['node']} is forgotten, {now['queues_lost']} queues are lost")
+
+
+def join(
+    api: Api,
+    name: Annotated[
+        str, typer.Argument(metavar="[NODE]", help="Default: the node of this host.")
+    ] = "",
+    within: Annotated[float, typer.Option(help="Seconds to wait.")] = 60.0,
+) -> None:
+    """Wait until a node takes part in the cluster, and say what it has.
+
+    A node joins by its settings when it starts; this command only waits for that.
+    """
+    name = name or socket.gethostname()
+    until = time.monotonic() + within
+    while True:
+        row = next((row for row in api.get("nodes") if _is_named(row, name)), None)
+        if row is not None and row["running"] and "uptime" in row:
+            shards = ", ".join(map(str, row.get("shards", ())))
+            typer.echo(f"{row['name']} takes part, with the shards {shards}")
+            return
+        if time.monotonic() > until:
+            fail(f"node '{name}' does not take part after {within:g} s")
+        time.sleep(LOOK_S)
+
+
+def _is_named(row: dict[str, Any], name: str) -> bool:
+    return name in (row["name"], row["name"].partition("@")[2])
+
+
 app.command("status")(bound(status))
+app.command("drain")(bound(drain))
+app.command("rebalance")(bound(rebalance))
+app.command("forget")(bound(forget))
+app.command("join")(bound(join))
 app.command("demo")(demo)

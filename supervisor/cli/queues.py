@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from shardmq.supervisor.cli.names import (
 from shardmq.supervisor.nearest import did_you_mean
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
+MOVE_LOOK_S = 0.2  # between two looks how far a move is
 # RabbitMQ's arguments that look like misspelt ones of this broker. The broker itself says of them
 # that they have no effect.
 OF_RABBITMQ = {"x-queue-mode", "x-queue-version"}
@@ -313,6 +315,42 @@ def pause_queue(api: Api, queue: Queue, vhost: Vhost = "/") -> None:
 def resume_queue(api: Api, queue: Queue, vhost: Vhost = "/") -> None:
     """Resume a paused queue, which delivers its messages again."""
     api.put("queues", vhost, queue, "resume")
+
+
+def move_queue(
+    api: Api,
+    queue: Queue,
+    place: Annotated[
+        str, typer.Argument(metavar="NODE|SHARD", help="A node, or the number of a shard.")
+    ],
+    wait: Annotated[bool, typer.Option(help="Return when the queue has moved.")] = True,
+    vhost: Vhost = "/",
+) -> None:
+    """Move a queue with its messages to another node or shard, while clients use it.
+
+    Consumers keep their tags. Clients see a short pause; what they hold and do not acknowledge
+    within 0.7 s comes again, marked as redelivered.
+    """
+    body = {"shard": int(place)} if place.isdecimal() else {"node": place}
+    api.post("queues", vhost, queue, "move", body=body)
+    if not wait:
+        return
+    said = ""
+    while (moving := api.get("queues", vhost, queue).get("moving")) is not None:
+        now = moving["waits_for"] or (
+            f"{moving['messages_moved']} messages moved"
+            if moving["messages_left"] is None
+            else f"{moving['messages_moved']} messages moved, {moving['messages_left']} left"
+        )
+        if now != said:
+            typer.echo(now, err=True)
+        said = now
+        time.sleep(MOVE_LOOK_S)
+
+
+def call_off_move(api: Api, queue: Queue, vhost: Vhost = "/") -> None:
+    """Call off a move of which no message has been moved yet."""
+    api.delete("queues", vhost, queue, "move")
 
 
 def listed(api: Api, kind: str, vhost: str | None, columns: list[str]) -> Rows:

@@ -30,17 +30,20 @@ class Store:
         self.revision = 0
         self.is_away = False
         self.loses = False
+        self.asked_in_vain = 0
         self.watchers: list[Callable[[Record | None, int], None]] = []
 
     async def read(self) -> tuple[Record | None, int]:
         await asyncio.sleep(0)
         if self.is_away:
+            self.asked_in_vain += 1
             raise RecordAway("on purpose")
         return self.record, self.revision
 
     async def swap(self, record: Record, revision: int) -> int | Swap:
         await asyncio.sleep(0)
         if self.is_away:
+            self.asked_in_vain += 1
             return Swap.UNKNOWN
         if revision != self.revision:
             return Swap.REFUSED

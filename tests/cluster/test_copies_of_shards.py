@@ -15,12 +15,14 @@ from pathlib import Path
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
 from tests.support.real_cluster import RealCluster, api, connect, wait_for_nodes
 
-pytestmark = pytest.mark.broker
+# A node takes half a minute to start on a crowded machine, and each test starts some.
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 QUEUES = 6
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 # The time to live of a lease, the time after which a silent member leaves the in-sync set, and what
@@ -76,7 +78,7 @@ class Pump(threading.Thread):
                 channel.basic_publish("", queue, b"%d" % number, PERSISTENT, mandatory=True)
             except pika.exceptions.NackError:
                 continue
-            except (pika.exceptions.AMQPError, OSError):
+            except (pika.exceptions.AMQPError, AMQPConnectorException, OSError):
                 channel = None
                 node += 1
                 time.sleep(0.05)
@@ -99,11 +101,17 @@ def _confirming(node: RealBroker) -> BlockingChannel:
 
 
 def all_of(node: RealBroker, queue: str) -> list[int]:
-    """Take all messages of a queue at a node."""
+    """Take all messages of a queue, to which nobody publishes any more, at a node."""
+    found: list[int] = []
     with connect(node) as connection:
-        channel, found = connection.channel(), []
-        while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
-            found.append(int(got[2]))
+        channel = connection.channel()
+        count = channel.queue_declare(queue, passive=True).method.message_count
+        if count:
+            for _, _, body in channel.consume(queue, auto_ack=True):
+                found.append(int(body))
+                if len(found) == count:
+                    break
+            channel.cancel()
     return found
 
 
@@ -188,6 +196,17 @@ def test_a_node_that_stood_still_follows_those_who_lead_now(
     cluster.wait_for_copies()
     wait_for_nodes(leader, 3)
     more_confirms(pumps)
+    check(cluster, pumps)
+
+
+def test_a_node_that_stops_in_order_hands_its_shards_over(cluster: RealCluster, name: str) -> None:
+    pumps = pumping(cluster, name)
+    lost = cluster.named(cluster.copies()[1].leader)
+    lost.stop()
+    assert all(cluster.named(each.leader) is not lost for each in cluster.copies().values())
+    more_confirms(pumps)
+    lost.restart()
+    cluster.wait_for_copies()
     check(cluster, pumps)
 
 
@@ -311,3 +330,38 @@ def test_a_confirm_says_that_a_follower_has_the_message(
         found = all_of(second, queue)
         is_lost = not set(pump.confirmed[queue]) <= set(found)
         assert is_lost == confirms_alone
+
+
+def test_too_few_nodes_confirm_nothing_and_a_power_cut_of_all_loses_nothing(
+    own: RealEtcd, tmp_path: Path
+) -> None:
+    environment = {"SHARDMQ_CLUSTER_MIN_IN_SYNC": "2", "SHARDMQ_SHARDS_DISK_STALL_S": "1"}
+    with RealCluster(tmp_path, own, 2, replicas=2, environment=environment) as cluster:
+        cluster.wait_for_copies()
+        first, second = cluster.nodes
+        queues = [f"q{index}" for index in range(QUEUES)]
+        with connect(first) as client:
+            for queue in queues:
+                client.channel().queue_declare(queue, durable=True)
+        pump = Pump([first], queues)
+        pump.start()
+        more_confirms([pump])
+        second.kill_all()
+        wait_for_others(cluster, second)
+        count = pump.count
+        time.sleep(2)
+        assert pump.count == count
+        with connect(first) as client:
+            assert client.channel().basic_get(queues[0])[2], "consumers go on"
+        second.restart()
+        cluster.wait_for_copies()
+        more_confirms([pump])
+        for node in cluster.nodes:
+            node.kill_all()
+        starting = [threading.Thread(target=node.restart) for node in cluster.nodes]
+        for thread in starting:
+            thread.start()
+        for thread in starting:
+            thread.join()
+        cluster.wait_for_copies()
+        check(cluster, [pump])

@@ -15,7 +15,7 @@ import pytest
 from shardmq.cluster import lease as lease_module
 from shardmq.cluster.backoff import Backoff
 from shardmq.cluster.etcd import Etcd
-from shardmq.cluster.lease import LAPSED, Lease
+from shardmq.cluster.lease import LAPSED, RENEWALS, Lease
 from shardmq.cluster.pairs import (
     Changes,
     Compare,
@@ -78,6 +78,23 @@ async def values(etcd: Etcd, prefix: str = "/") -> dict[str, bytes]:
     return {pair.key: pair.value for pair in (await etcd.range(prefix)).pairs}
 
 
+async def renewed(etcd: Etcd, times: int) -> None:
+    """Wait until the lease of this client was renewed so often."""
+    keep_alive, enough = etcd.keep_alive, asyncio.Event()
+    left = [times]
+
+    async def counted(lease: int) -> int:
+        ttl_s = await keep_alive(lease)
+        left[0] -= 1
+        if left[0] <= 0:
+            enough.set()
+        return ttl_s
+
+    etcd.keep_alive = counted  # type: ignore[method-assign]
+    async with asyncio.timeout(WAIT_S):
+        await enough.wait()
+
+
 # -- with a real etcd ------------------------------------------------------------------------------
 
 
@@ -94,7 +111,7 @@ async def test_the_keys_are_there_as_long_as_the_lease_is_held(etcd: Etcd, prefi
         assert isinstance(news, Changes)
         (change,) = news.changes
         assert isinstance(change, Pair) and (change.value, change.lease) == (b"3", pair.lease)
-        await asyncio.sleep(1.5 * TTL_S)  # It is renewed meanwhile.
+        await renewed(etcd, RENEWALS + 1)  # longer than a time to live
         assert node.told == ["held"] and node.lease.is_held()
     assert node.lease.is_held()
     await node.lease.end()
@@ -201,11 +218,34 @@ async def test_a_node_that_was_stopped_has_lost_its_lease_and_makes_it_anew(
 # -- with an etcd that does as it is told ----------------------------------------------------------
 
 
-class FakeEtcd:
-    """An etcd in memory that fails on demand."""
+class Clock:
+    """The clock of the lease and of the event loop, which can be put forward."""
 
-    def __init__(self, ttl_s: int = TTL_S) -> None:
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    def stand_still(self, seconds: float) -> None:
+        """Do what the clock does to a process that is stopped for so long."""
+        self._ahead_s += seconds
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(lease_module, "time", made)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", made.monotonic)
+    return made
+
+
+class FakeEtcd:
+    """An etcd in memory that fails on demand. With a `clock`, its client may stand still."""
+
+    def __init__(self, ttl_s: int = TTL_S, clock: Clock | None = None) -> None:
         self.ttl_s = ttl_s
+        self._clock = clock
         self.fails: Exception | None = None
         self.leases: dict[int, dict[str, bytes]] = {}
         self.calls = 0
@@ -222,7 +262,8 @@ class FakeEtcd:
         self._call()
         if lease not in self.leases:
             raise LeaseGone("gone")
-        time.sleep(self.stands_still_s)
+        if self._clock is not None:
+            self._clock.stand_still(self.stands_still_s)
         self.stands_still_s = 0.0
         return self.ttl_s
 
@@ -245,18 +286,20 @@ class FakeEtcd:
             raise self.fails
 
 
-async def test_a_process_that_stood_still_knows_at_once_that_the_lease_is_lost() -> None:
+async def test_a_process_that_stood_still_knows_at_once_that_the_lease_is_lost(
+    clock: Clock,
+) -> None:
     etcd = FakeEtcd()
     async with held(etcd, {"/a": b"1"}) as node:
-        time.sleep(TTL_S + 0.1)
+        clock.stand_still(TTL_S + 0.1)
         assert not node.lease.is_held()  # before any timer ran
         assert node.lease.held_since is not None and node.told == ["held"]
         await node.wait_until_told(3)
         assert node.told == ["held", LAPSED, "held"]
 
 
-async def test_an_answer_that_is_read_too_late_holds_nothing() -> None:
-    etcd = FakeEtcd()
+async def test_an_answer_that_is_read_too_late_holds_nothing(clock: Clock) -> None:
+    etcd = FakeEtcd(clock=clock)
     async with held(etcd, {"/a": b"1"}) as node:
         etcd.stands_still_s = TTL_S + 0.1
         await node.wait_until_told(3)
@@ -296,7 +339,11 @@ async def test_a_lease_whose_keys_are_not_written_is_not_held(
         await asyncio.gather(holding, return_exceptions=True)
 
 
-async def test_a_lease_is_held_while_etcd_renews_it_and_refuses_to_write() -> None:
+async def test_a_lease_is_held_while_etcd_renews_it_and_refuses_to_write(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(lease_module, "LONGEST_WAIT_S", 0.001)
     etcd = FakeEtcd()
     transact = etcd.transact
     refused = asyncio.Event()
@@ -308,9 +355,10 @@ async def test_a_lease_is_held_while_etcd_renews_it_and_refuses_to_write() -> No
     async with held(etcd, {"/a": b"1"}) as node:
         etcd.transact = refuse  # type: ignore[method-assign]
         node.lease.put("/b", b"2")
-        until = time.monotonic() + 1.5 * TTL_S
-        while time.monotonic() < until:
+        until = clock.monotonic() + 1.5 * TTL_S
+        while clock.monotonic() < until:
             refused.clear()
+            clock.stand_still(TTL_S / 10)
             await refused.wait()
         assert node.told == ["held"] and node.lease.is_held()
         assert "space exceeded" in node.lease.trouble

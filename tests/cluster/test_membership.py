@@ -19,7 +19,7 @@ from shardmq.cluster.membership import (
     read_place,
     write_place,
 )
-from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair, Put
+from shardmq.cluster.pairs import Changes, Delete, Deleted, Listing, Pair, Put
 from shardmq.cluster.records import SHARDS_MAX, BadRecord, Copies, KeyNames, encoded
 
 KEYS = KeyNames("tea")
@@ -88,6 +88,34 @@ async def test_only_the_first_node_brings_shards(etcd: Etcd, cluster: str) -> No
     # A start that made the directories of its shards, and comes again, brings none.
     second = await claim(etcd, new_place(cluster, "c"), 2)
     assert await claim(etcd, second, 2, held=tuple(second.shards)) == second
+
+
+async def test_a_node_is_forgotten_with_its_claims_unless_it_lives(
+    etcd: Etcd, cluster: str
+) -> None:
+    gone = await claim(etcd, new_place(cluster, "a"))
+    await claim(etcd, new_place(cluster, "b"))
+    claims, keys = Claims(etcd, cluster), KeyNames(cluster)
+    await etcd.transact([], [Put(keys.node(gone.number), b"alive")])
+    with pytest.raises(NoPlace, match="lives"):
+        await claims.forget(gone.number)
+    await etcd.transact([], [Delete(keys.node(gone.number))])
+    await claims.forget(gone.number, only_check=True)
+    await claims.forget(gone.number)
+    left = {pair.key.removeprefix(keys.all) for pair in (await etcd.range(keys.all)).pairs}
+    assert left == {"members/1", "shards/2", "shards/3"}
+    next_one = await claim(etcd, new_place(cluster, "c"))
+    assert (next_one.number, next_one.shards) == (gone.number, gone.shards)
+
+
+async def test_a_node_whose_shards_others_have_copies_of_is_not_forgotten(
+    etcd: Etcd, cluster: str
+) -> None:
+    place = await claim(etcd, new_place(cluster, "a"), shards=1)
+    record = Copies(term=1, leader=place.number, in_sync=[place.number], members=[place.number, 7])
+    await etcd.transact([], [Put(KeyNames(cluster).shard(place.shards[0]), encoded(record))])
+    with pytest.raises(NoPlace, match="copies on other nodes"):
+        await Claims(etcd, cluster).forget(place.number, only_check=True)
 
 
 async def test_a_cluster_has_a_bound(etcd: Etcd, cluster: str) -> None:

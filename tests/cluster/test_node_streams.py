@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.nodes.relay import NO_LEADER, Relay
@@ -20,13 +21,14 @@ from shardmq.cluster.streams import (
     CONTROL,
     HTTP,
     OPENING_BYTES_MAX,
-    VERSION,
     Address,
     NoStream,
     Opening,
     OpeningProtocol,
+    TooDifferent,
     open_stream,
 )
+from shardmq.cluster.versions import STREAMS, Range, disagreement, own_versions
 
 KEYS = keys_of("a secret of many words", "coffee")
 OTHER_KEYS = keys_of("another secret of many words", "coffee")
@@ -62,11 +64,11 @@ class Collected(asyncio.Protocol):
 def opening(
     service: str = CONTROL, peer: Address | None = None, own: Address | None = None
 ) -> Opening:
-    return Opening(VERSION, "coffee", "shardmq@b", service, peer, own)
+    return Opening(own_versions(), "coffee", "shardmq@b", service, peer, own)
 
 
 class Leader:
-    """The end that is connected to; it takes openings of version VERSION for its services."""
+    """The end that is connected to; it takes openings of the present versions for its services."""
 
     def __init__(self, keys: Keys = KEYS, echoes: bool = False) -> None:
         self.services: list[Collected] = []
@@ -76,8 +78,8 @@ class Leader:
         self._echoes = echoes
 
     def accept(self, opening: Opening) -> asyncio.Protocol:
-        if opening.version != VERSION:
-            raise NoStream(f"version {opening.version}, this node has {VERSION}")
+        if why := disagreement("a", own_versions(), "b", opening.versions):
+            raise TooDifferent(why)
         self.openings.append(opening)
         self.services.append(Collected(self._echoes))
         self.taken.set()
@@ -133,9 +135,40 @@ async def test_a_client_without_the_certificate_gets_no_stream() -> None:
 async def test_the_reason_of_a_refusal_reaches_the_node() -> None:
     leader = Leader()
     async with leader.listening() as address:
-        asked = Opening(VERSION + 1, "coffee", "shardmq@b", CONTROL)
-        with pytest.raises(NoStream, match=f"version {VERSION + 1}, this node has {VERSION}"):
+        later = Range(STREAMS.most + 1, STREAMS.most + 2)
+        asked = Opening(replace(own_versions(), streams=later), "coffee", "shardmq@b", CONTROL)
+        with pytest.raises(TooDifferent, match=f"a understands {STREAMS} of .*, b {later}"):
             await open_stream(address, tls_context(KEYS, server=False), asked, Collected())
+
+
+async def test_two_releases_speak_the_highest_version_that_both_understand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The node that connects is later by one, then by two that it understands, then earlier."""
+    monkeypatch.setattr("shardmq.cluster.streams.STREAMS", Range(3, 4))
+    leader = Leader()
+    for least, most, spoken in ((3, 5, 4), (4, 6, 4), (1, 3, 3)):
+        versions = replace(own_versions(), streams=Range(least, most))
+        services: list[Collected] = []
+
+        def accept(opening: Opening, services: list[Collected] = services) -> Collected:
+            services.append(Collected())
+            return services[0]
+
+        leader.accept = accept  # type: ignore[method-assign]
+        async with leader.listening() as address:
+            asked = Opening(versions, "coffee", "shardmq@b", CONTROL)
+            tls = tls_context(KEYS, server=False)
+            opened = await open_stream(address, tls, asked, Collected())
+            assert opened.version == spoken
+            assert services[0].transport.get_extra_info("version") == spoken
+            opened.transport.close()
+    for least, most in ((5, 6), (1, 2)):
+        async with leader.listening() as address:
+            versions = replace(own_versions(), streams=Range(least, most))
+            asked = Opening(versions, "coffee", "shardmq@b", CONTROL)
+            with pytest.raises(TooDifferent, match="understands versions 3 to 4 of the streams"):
+                await open_stream(address, tls_context(KEYS, server=False), asked, Collected())
 
 
 @pytest.mark.parametrize(

@@ -257,11 +257,13 @@ def test_each_node_shows_its_own_figures(cluster: RealCluster, name: str) -> Non
     ]
 
 
-def refusal(directory: Path, *arguments: str, **environment: str) -> str:
+def refusal(
+    directory: Path, *arguments: str, module: str = "shardmq.supervisor", **environment: str
+) -> str:
     """Return what a node says that must not start; its exit status is 2."""
     ended = subprocess.run(
         [
-            sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(directory),
+            sys.executable, "-m", module, "--data-dir", str(directory),
             "--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", *arguments,
         ],
         cwd=SOURCE, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60,

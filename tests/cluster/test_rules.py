@@ -87,6 +87,19 @@ def test_with_too_few_members_nothing_is_confirmed() -> None:
     assert leader.sync_done(1, 0.1) == []
 
 
+def test_half_of_the_copies_are_enough_unless_a_setting_says_otherwise() -> None:
+    leader = leading("a", settings=Settings(min_in_sync=0))
+    leader.sync_begun(1, 0.0)
+    assert leader.sync_done(1, 0.1) == [Confirm(1)]
+    assert leader.copies_are(2, 0.2) == []
+    leader.sync_begun(2, 0.3)
+    assert leader.sync_done(2, 0.4) == [Confirm(2)]
+    assert leader.copies_are(3, 0.5) == []
+    leader.sync_begun(3, 0.6)
+    assert leader.sync_done(3, 0.7) == []
+    assert leader.copies_are(2, 0.8) == [Confirm(3)]
+
+
 def test_a_silent_member_is_left_out_when_the_record_says_so_and_not_before() -> None:
     leader = leading("a", "b")
     leader.greeted(hello(), Position(2, 0), 0, 0.0)

@@ -16,8 +16,10 @@ import pytest
 
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.shared.config import BrokerConfig
+from shardmq.cluster.versions import Range
 from shardmq.shardd import links as shardd_links
 from shardmq.shardd.shard import Shard
+from shardmq.shardd.wire import dialer
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.session import first_incarnation
 from shardmq.shardd.wire.spin import Spin
@@ -285,3 +287,31 @@ async def test_publishes_for_a_shard_that_is_not_known_are_lost_and_not_kept(
     made.links.tick()
     assert waits.log == ["lost"] and made.links.packer.messages(NUMBER) == 0
     made.links.stop()
+
+
+THIS, NEXT = wire.WIRE_VERSION, wire.WIRE_VERSION + 1
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("door_most", "shard_most"), [(NEXT, THIS), (THIS, NEXT), (NEXT, NEXT)], ids=str
+)
+async def test_two_releases_speak_the_highest_version_that_both_understand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door_most: int, shard_most: int
+) -> None:
+    shard = RemoteShard(tmp_path, new_keys(), (THIS, shard_most))
+    controller = shard.controller()
+    monkeypatch.setattr(dialer, "WIRE", Range(THIS, door_most))
+    made = Links(tmp_path, shard)
+    made.links.learn(NUMBER, shard.address)
+    await asyncio.wait_for(made.links.start(), PATIENCE_S)
+    assert made.links.links[NUMBER].up
+    asked = made.links.ask(NUMBER, lambda n: wire.Release(n, []))
+    assert isinstance(await asyncio.wait_for(asked, PATIENCE_S), wire.Done)
+    link = made.links.links[NUMBER].dialer
+    assert link is not None
+    assert link._version == min(door_most, shard_most)
+    made.links.stop()
+    controller.close()
+    shard.close()
+    assert " ERROR " not in shard.log()  # nobody has to do anything

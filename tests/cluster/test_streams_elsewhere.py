@@ -20,13 +20,8 @@ from shardmq.broker.controller.streams.stream_reader import ReaderLost
 from shardmq.broker.controller.streams.tickets import VALID_S, Tickets
 from shardmq.cluster.records import Node
 from shardmq.cluster.secret import keys_of, tls_context
-from shardmq.cluster.streams import (
-    VERSION,
-    NoStream,
-    Opening,
-    OpeningProtocol,
-    open_stream,
-)
+from shardmq.cluster.streams import NoStream, Opening, OpeningProtocol, open_stream
+from shardmq.cluster.versions import own_versions
 from shardmq.shardd.wire.board import Board, Range, path_of
 from shardmq.shardd.wire.reader_protocol import (
     DONE,
@@ -90,10 +85,12 @@ class There:
         self.connected += 1
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
-        opening = Opening(VERSION, "coffee", "shardmq@a", service)
+        opening = Opening(own_versions(), "coffee", "shardmq@a", service)
         address = node.address, node.ports["cluster"]
-        transport = await open_stream(address, tls_context(KEYS, server=False), opening, protocol)
-        writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
+        stream = await open_stream(address, tls_context(KEYS, server=False), opening, protocol)
+        writer = asyncio.StreamWriter(
+            stream.transport, protocol, reader, asyncio.get_running_loop()
+        )
         return reader, writer
 
     @contextlib.asynccontextmanager

@@ -181,6 +181,12 @@ class Shards(LinksState):
         self.asked.append((shard, make(len(self.asked) + 1), future))
         return future
 
+    def unless_away(self, shard: int, answer: asyncio.Future[Any]) -> asyncio.Future[Any]:
+        return answer
+
+    def went_away(self, shard: int) -> None:
+        assert shard < len(self.links)
+
     async def ask_in_epoch(
         self, shard: int, make: Callable[[int], wire.Message]
     ) -> tuple[int, Any]:

@@ -21,9 +21,11 @@ from shardmq.broker.controller.stored.definitions import DEAD_RECORDS_MAX, Defin
 from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
+    PASSING,
     AnyChange,
     BindingPut,
     ExchangePut,
+    Moving,
     ParameterPut,
     PermissionPut,
     QueueDelete,
@@ -92,6 +94,7 @@ def test_a_log_torn_at_any_byte_keeps_what_was_whole_before(tmp_path: Path) -> N
     changes: list[AnyChange] = [
         ExchangePut("/", "e", "topic", arguments={"alternate-exchange": "f"}),
         QueuePut("/", "q", 1, 1),
+        QueuePut("/", "moved", 7, 0, moving=Moving(6, 1, PASSING)),
         BindingPut("/", "e", "queue", "q", "a.#", {"x": 1}),
         QueueDelete("/", "q"),
     ]
@@ -285,9 +288,9 @@ def test_frames_are_amqp_and_come_back_as_they_were(change: AnyChange) -> None:
     frame = encode_method(change)  # type: ignore[arg-type]  # definition() makes only these
     consumed, channel, _ = pamqp.frame.unmarshal(frame)
     assert (consumed, channel) == (len(frame), 0)
-    beside = (0, 0, "", None)
+    beside = (0, 0, "", None, None)
     if isinstance(change, QueuePut):
-        beside = (change.id, change.shard, change.owner, change.part)
+        beside = (change.id, change.shard, change.owner, change.part, change.moving)
     assert decode_method(frame, change.vhost, *beside) == change  # type: ignore[union-attr]
 
 

@@ -53,6 +53,7 @@ from shardmq.broker.shared.control import (
     Span,
     SpansEnded,
 )
+from shardmq.cluster.versions import Range
 from shardmq.shardd.wire.messages import WIRE_VERSION
 
 WITHIN_S = 60  # a wait that takes this long has failed; none is expected to
@@ -616,6 +617,7 @@ def test_close_and_query_reach_the_front_door(tmp_path: Path) -> None:
             {"published": 2.0},
             exchanges=[("/", "e", 3, 4)],
             vhosts={"/": {"publish": 5}},
+            door=3,
         )
         assert s.heard.closed == [("0.1.1", 320, "CONNECTION_FORCED - bye")]
 
@@ -661,6 +663,35 @@ def test_a_controller_of_another_wire_version_is_told_of_once_and_the_copy_stays
         f"the controller speaks wire version {WIRE_VERSION + 1}, this process speaks "
         f"{WIRE_VERSION}: restart all of one release",
     ]
+
+
+def test_with_an_older_controller_the_version_that_both_understand_is_spoken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = WIRE_VERSION - 1
+    monkeypatch.setattr(catalog_link, "WIRE", Range(older, WIRE_VERSION))
+
+    async def hello(stream: Any) -> tuple[int, int]:
+        said = await stream.hear()
+        assert isinstance(said, DoorHello)
+        return said.wire_version, said.wire_least
+
+    async def play(s: Scene) -> None:
+        stream = await s.controller.door()
+        assert await hello(stream) == (WIRE_VERSION, older)
+        stream.say(OtherVersion(older))
+        stream.close()
+        stream = await s.controller.door()
+        assert await hello(stream) == (older, 0)
+        stream.say(Snapshot("boot", 1, [VhostPut("/")]))
+        assert await stream.hear() == Applied(1)
+        stream.close()
+        stream = await s.controller.door()  # perhaps that of another release
+        assert await hello(stream) == (WIRE_VERSION, older)
+        stream.close()
+
+    run(tmp_path, play)
+    assert "speaks wire version" not in caplog.text
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", b"\x03\0\0\0abc", b"\x01\0\0\0\x90"])

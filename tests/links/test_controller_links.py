@@ -253,6 +253,21 @@ async def test_a_front_door_that_was_taken_for_gone_is_told_so_and_the_next_one_
     writer.close()
 
 
+async def test_a_newer_front_door_is_asked_to_speak_what_both_understand(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = wire.WIRE_VERSION + 1
+    reader, writer = await asyncio.open_unix_connection(world.directory / "control.sock")
+    writer.write(encode(DoorHello(newer, 0, 1, 123, "", 0, [], wire.WIRE_VERSION)))
+    assert await read(reader) == OtherVersion(wire.WIRE_VERSION)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+    assert world.controller.links.other_versions == {}
+    assert "wire version" not in caplog.text
+    _, writer, _ = await enter(world)
+    writer.close()
+
+
 @pytest.mark.parametrize("rest", [["boot", 0, []], [], [{"what": "a later version says"}]])
 async def test_a_front_door_of_another_wire_version_is_told_so_whatever_else_it_says(
     world: World,

@@ -275,6 +275,44 @@ def test_a_request_waits_for_its_shard_and_is_made_anew_for_the_next_process(sce
     asyncio.run(play())
 
 
+def test_who_ends_a_consumer_waits_for_a_shard_of_this_node_but_not_for_one_elsewhere(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        requests = requests_of(scene)
+
+        def release() -> tuple[asyncio.Future[wire.Control], asyncio.Future[wire.Control]]:
+            answer = requests.ask(SHARD, lambda request: wire.Release(request, [1]))
+            return answer, requests.unless_away(SHARD, answer)
+
+        here, waiting = release()
+        requests.away(SHARD)
+        assert waiting is here and not here.done()
+        monkeypatch.setattr(ShardLink, "is_elsewhere", True)
+        answer, waiting = release()
+        requests.answered(scene.link, 2, wire.Done(2, 5))
+        assert await waiting == wire.Done(2, 5)
+        answer, waiting = release()
+        refused, refusing = release()
+        requests.answered(scene.link, 4, wire.Refused(4, 404, "gone"))
+        with pytest.raises(ShardRefused):
+            await refusing
+        assert refused.done() and not waiting.done()
+        requests.away(SHARD)
+        assert await waiting == wire.Done(0) and not answer.done()
+        scene.leave()
+        later, waiting = release()
+        assert await waiting == wire.Done(0)
+        scene.link.begin(2, 124)
+        said(scene)
+        requests.ask_again(scene.link)  # its new process does it, for an auto-delete queue
+        assert said(scene) == [wire.Release(n, [1]) for n in (1, 3, 5)]
+        requests.answered(scene.link, 5, wire.Done(5))
+        assert await later == wire.Done(5)
+
+    asyncio.run(play())
+
+
 def test_what_nobody_waits_for_or_is_attached_again_is_not_asked_again(scene: Scene) -> None:
     async def play() -> None:
         requests = requests_of(scene)

@@ -61,7 +61,7 @@ HOW_SAMPLED = (
     "broker/model/arguments.py names. If 5 and 7 are no values of it, name two in SAMPLES."
 )
 # Fields that no argument sets: what the broker itself says of a queue, and a second one of a value.
-NOT_ARGUMENTS = {"refused_die", "delays", "paused", "timeout_closes", "held"}
+NOT_ARGUMENTS = {"refused_die", "delays", "paused", "timeout_closes", "held", "leaving"}
 
 
 def with_row(row: Argument) -> Table:

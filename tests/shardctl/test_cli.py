@@ -422,6 +422,12 @@ POLICY = {"pattern": "^a", "definition": {"max-length": 3}, "priority": 2, "appl
             ),
             ("H5", ["purge_queue", "-p", "v", "q"], ("DELETE", "/api/queues/v/q/contents")),
             ("C1.19", ["pause_queue", "-p", "v", "q"], ("PUT", "/api/queues/v/q/pause")),
+            ("K13", ["call_off_move", "-p", "v", "q"], ("DELETE", "/api/queues/v/q/move")),
+            (
+                "K13",
+                ["cluster", "drain", "n", "--cancel"],
+                ("DELETE", "/api/nodes/n/drain"),
+            ),
             ("C1.19", ["resume_queue", "-p", "v", "q"], ("PUT", "/api/queues/v/q/resume")),
             ("H8", ["clear_policy", "-p", "v", "p"], ("DELETE", "/api/policies/v/p")),
             (
@@ -444,6 +450,40 @@ def test_commands_of_rabbitmqctl_ask_for_the_same(
     api.asked.clear()
     assert run(*command, "--url", api.url) == (0, "")
     assert asks in [(method, path) for method, path, _ in api.asked]
+
+
+@pytest.mark.row("K13")
+def test_queues_change_their_nodes_by_command(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = {"vhost": "/", "name": "q", "from_node": "a", "from_shard": 0, "to_node": "b",
+             "to_shard": 1}  # fmt: skip
+    drained = {"being_drained": True, "queues": 0, "left_behind": []}
+    stuck = {"vhost": "/", "name": "s", "why": "it is a stream"}
+    for path, answer in {
+        "/api/queues/%2F/q": {"name": "q"},
+        "/api/cluster/rebalance": [moved],
+        "/api/nodes/n/drain": drained,
+        "/api/nodes/m/drain": drained | {"queues": 1, "left_behind": [stuck]},
+        "/api/nodes/n/forget": {"node": "n", "queues_lost": 2, "queues_kept": 0},
+        "/api/nodes": [{"name": "shardmq@n", "running": True, "uptime": 1, "shards": [2, 3]}],
+    }.items():
+        monkeypatch.setitem(ANSWERS, path, answer)
+    for command, asked, status, said in (
+        (["move_queue", "q", "2"], ("queues/%2F/q/move", {"shard": 2}), 0, ""),
+        (["move_queue", "q", "b"], ("queues/%2F/q/move", {"node": "b"}), 0, ""),
+        (["cluster", "rebalance", "--dry-run"], ("cluster/rebalance", {"dry_run": True}), 0, "a"),
+        (["cluster", "drain", "n"], ("nodes/n/drain", {}), 0, "0 queues are left"),
+        (["cluster", "drain", "m"], ("nodes/m/drain", {}), 1, "'s' in vhost '/' stays: it is a"),
+        (["cluster", "forget", "n", "--lose"], ("nodes/n/forget", {"lose": True}), 0, "2 queues"),
+        (["cluster", "join", "n"], None, 0, "shardmq@n takes part, with the shards 2, 3"),
+        (["cluster", "join", "x", "--within", "0"], None, 1, "does not take part"),
+    ):
+        api.asked.clear()
+        code, output = run(*command, "--url", api.url)
+        assert (bool(code), said in output) == (bool(status), True), (command, output)
+        if asked is not None:
+            assert (f"/api/{asked[0]}", asked[1]) in [(path, body) for _, path, body in api.asked]
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,24 @@ def test_a_change_in_order_waits_for_a_node_that_is_down(how: str) -> None:
     assert active(world) != before
 
 
+@pytest.mark.row("E2.17")
+def test_with_copies_the_queues_of_a_node_that_is_down_go_on_and_changes_wait_for_nothing() -> None:
+    world, nodes = made(2)
+    whole = dict(nodes.known)
+    nodes.known[0] = whole[0]._replace(shards=whole[0].shards + whole[1].shards)
+    nodes.known[1] = whole[1]._replace(shards=(), is_alive=False, homes=2)
+    assert not nodes.change().changes
+    world.policy(shards_per_node=3, routing_key="1")
+    leads_none = [of(0, 0), of(0, 1), of(0, 2), of(1, 0), of(1, 1)]
+    assert active(world) == leads_none
+    nodes.known[1] = nodes.known[1]._replace(is_alive=True)
+    nodes.change()
+    assert active(world) == leads_none
+    nodes.known = whole
+    nodes.change()
+    assert active(world) == [of(number, index) for number in (0, 1) for index in range(3)]
+
+
 def test_a_change_that_has_begun_is_called_off_when_a_node_goes_down() -> None:
     world, nodes = made(2)
     before = active(world)

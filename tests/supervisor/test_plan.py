@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from shardmq.supervisor.plan import (
     SeatPlan,
     children,
     copies_refused,
+    replicas_wanted,
     shard_count,
 )
 
@@ -141,3 +143,20 @@ def test_copies_need_syncs_and_front_doors_of_their_own() -> None:
     assert copies_refused(Settings()) == ""
     assert "shards.durability" in copies_refused(Settings(shards=Shards(durability="page-cache")))
     assert "front_doors.count" in copies_refused(Settings(front_doors=FrontDoors(count=0)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "replicas"),
+    [
+        ({}, 3),
+        ({"cluster": {"replicas": 1}}, 1),
+        ({"cluster": {"replicas": 2}}, 2),
+        ({"shards": {"durability": "page-cache"}}, 1),
+        ({"front_doors": {"count": 0}}, 1),
+        ({"shards": {"durability": "page-cache"}, "cluster": {"replicas": 2}}, 2),  # is refused
+    ],
+)
+def test_shards_have_three_copies_where_the_settings_allow_them(
+    settings: dict[str, object], replicas: int
+) -> None:
+    assert replicas_wanted(msgspec.convert(settings, Settings)) == replicas

@@ -95,6 +95,9 @@ def definition() -> st.SearchStrategy[c.AnyChange]:
             st.sampled_from(["", "", "0.1.7"]),
             ARGUMENTS,
             st.one_of(st.none(), part()),
+            moving=st.one_of(
+                st.none(), st.builds(c.Moving, IDS, st.integers(0, 3), st.integers(1, 4))
+            ),
         ),
         st.builds(c.QueueDelete, VHOSTS, NAMES),
         st.builds(c.BindingPut, *binding),

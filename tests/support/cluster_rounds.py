@@ -55,6 +55,7 @@ BACK_S: Final = 120.0
 # some seconds may be silent for as long again, until TCP repeats what was lost.
 SETTLING_S: Final = 25.0
 REST_EACH: Final = 10
+REST_S: Final = 0.3  # of each publisher now and then: the faults are to be met, not the load
 # How often, of a hundred.
 KINDS: Final = {
     "kill process": 20, "kill node": 14, "stop process": 10, "stop node": 10, "cut nodes": 12,
@@ -107,6 +108,12 @@ def started(directory: Path, harms_network: bool = True) -> Iterator[Cluster]:
             node.stop()
 
 
+def number_of(node: RealBroker, kind: str) -> int:
+    """Return the number of the only process of its kind; shards have numbers of the cluster."""
+    (number,) = {int(each["index"]) for each in node.status()["children"] if each["kind"] == kind}
+    return number
+
+
 class Load:
     """All clients, and the queues they use."""
 
@@ -119,10 +126,10 @@ class Load:
         ats = tuple(node.at for node in nodes)
         a, b, c = ((at, ledger, seed) for at in ats)
         publishers: list[Worker] = [
-            Publisher("p-fanout", *a, FANOUT, "", (*queues, SHARED), window_max=50),
-            SpreadPublisher("p-spread", *b, SPREAD, "", (SPREAD,), window_max=50),
-            Publisher("p-stream", *c, "", STREAM, (STREAM,), window_max=50),
-            Publisher("p-dying", *b, "", DYING, (DEAD,), window_max=50),
+            Publisher("p-fanout", *a, FANOUT, "", (*queues, SHARED), window_max=50, rest_s=REST_S),
+            SpreadPublisher("p-spread", *b, SPREAD, "", (SPREAD,), window_max=50, rest_s=REST_S),
+            Publisher("p-stream", *c, "", STREAM, (STREAM,), window_max=50, rest_s=REST_S),
+            Publisher("p-dying", *b, "", DYING, (DEAD,), window_max=50, rest_s=REST_S),
         ]
         self.consumers: list[Consumer] = [
             Consumer("c-0", *b, queues[0]),
@@ -305,7 +312,7 @@ class ClusterRounds:
                 self._restart(node)
             case "stop process":
                 self._say(f"stop {process} of {name} for {lasts_s:.1f} s")
-                self._stop([node.pid(process)], lasts_s)
+                self._stop([node.pid(process, number_of(node, process))], lasts_s)
             case "stop node":
                 self._say(f"stop {name} for {lasts_s:.1f} s")
                 pids = [int(child["pid"]) for child in node.status()["children"]]
@@ -351,13 +358,14 @@ class ClusterRounds:
             self.ledger.unrest_ends(time.monotonic() + SETTLING_S)
 
     def _kill_process(self, node: RealBroker, kind: str) -> None:
-        pid = node.pid(kind)
+        number = number_of(node, kind)
+        pid = node.pid(kind, number)
         with self._unrest():
             self.ledger.was_killed(time.monotonic(), shards=kind == "shard")
             if pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: node.is_replaced(kind, 0, pid), f"{kind} to come back", BACK_S)
+            wait_until(lambda: node.is_replaced(kind, number, pid), f"{kind} to come back", BACK_S)
 
     def _kill_node(self, node: RealBroker) -> None:
         self.ledger.unrest_begins(time.monotonic())

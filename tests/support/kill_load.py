@@ -51,6 +51,7 @@ class LoadClient:
     """One connection with one channel. Frames are read in bulk: there are many."""
 
     def __init__(self, at: Address) -> None:
+        self.at = at
         try:
             self.sock = socket.create_connection((at.host, at.port), 5)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -147,7 +148,11 @@ class LoadClient:
 
     def ask(self, channel: int, what: base.Frame, answer: type) -> object:
         self.send(method(channel, what))
-        return self.expect(answer)
+        try:
+            return self.expect(answer)
+        except Complaint as complaint:
+            text = f"{complaint}, for {type(what).__name__} {dict(what)} at {self.at.host}"
+            raise Complaint(text) from None
 
 
 AnyClient = TypeVar("AnyClient", bound=LoadClient)

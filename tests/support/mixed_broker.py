@@ -14,6 +14,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from shardmq.cluster import versions
 from shardmq.shardd.wire import messages
 from shardmq.supervisor.plan import ChildPlan
 
@@ -33,6 +34,8 @@ def main() -> None:
     kind = "shard" if "shard" in section else "front-door" if "door" in section else "controller"
     if kind in Path(os.environ[VARIABLE]).read_text().split():
         messages.WIRE_VERSION += 1  # type: ignore[misc]
+        only = versions.Range(messages.WIRE_VERSION, messages.WIRE_VERSION)
+        versions.WIRE = only  # type: ignore[misc]
     runpy.run_module(MODULES[kind], run_name="__main__", alter_sys=True)
 
 

@@ -44,12 +44,18 @@ class Relay:
         self._open: dict[str, set[Connection]] = {}
         self._servers: list[asyncio.Server] = []
         self.passed = 0  # connections
+        self._came = threading.Condition()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
     def to(self, address: str) -> str:
         """Return the address of a new relay to the address tcp://HOST:PORT."""
         return asyncio.run_coroutine_threadsafe(self._listen(address), self._loop).result(60)
+
+    def wait_for_more_than(self, passed: int, within_s: float) -> None:
+        """Wait until there were more connections than `passed`, but no longer than `within_s`."""
+        with self._came:
+            self._came.wait_for(lambda: self.passed > passed, within_s)
 
     def close(self) -> None:
         def end() -> None:
@@ -111,7 +117,9 @@ class Relay:
             except OSError:
                 writer.transport.abort()
                 return
-            self.passed += 1
+            with self._came:
+                self.passed += 1
+                self._came.notify_all()
             # Who comes anew has given up a connection before, which may be stalled here.
             self._ended()
             made = Connection(writer, to_writer)
@@ -161,8 +169,9 @@ def harm(relay: Relay, chance: random.Random, silent_s: float) -> str:
             relay.cut()
             return "cut"
         case "cut twice":
+            passed = relay.passed
             relay.cut()
-            threading.Event().wait(chance.uniform(0.05, 0.4))
+            relay.wait_for_more_than(passed, silent_s)
             relay.cut()
             return "cut twice"
         case "truncate":

@@ -17,6 +17,7 @@ import zmq
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.session import SessionKeys, first_incarnation, prepare
+from tests.support.other_release import VARIABLE
 from tests.support.real_broker import SOURCE
 
 HOST = "127.0.0.3"
@@ -35,7 +36,14 @@ def new_keys(silent_s: float = 10.0) -> SessionKeys:
 class RemoteShard:
     """A shard without queues, which is ready when a controller has joined it."""
 
-    def __init__(self, directory: Path, keys: SessionKeys) -> None:
+    def __init__(
+        self, directory: Path, keys: SessionKeys, wire_versions: tuple[int, int] | None = None
+    ) -> None:
+        """Start it; `wire_versions` are those that it understands, if it is of another release."""
+        module, environment = "shardmq.shardd", {**os.environ, "PYTHONPATH": str(SOURCE)}
+        if wire_versions is not None:
+            module = "tests.support.other_release"
+            environment[VARIABLE] = json.dumps({"wire": wire_versions})
         self.keys = keys
         (directory / "run").mkdir()
         self._listener = socket.create_server((HOST, 0), backlog=128)
@@ -54,11 +62,11 @@ class RemoteShard:
         }  # fmt: skip
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "shardmq.shardd", "--config", json.dumps(config)],
+                [sys.executable, "-m", module, "--config", json.dumps(config)],
                 cwd=SOURCE,
                 pass_fds=(fd,),
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(SOURCE)},
+                env=environment,
             )
 
     @property

@@ -132,6 +132,54 @@ def test_with_several_consumers_order_is_not_looked_at_but_repeats_are() -> None
         ledger.check()
 
 
+def test_in_unrest_messages_come_again_but_with_a_mark_and_new_ones_in_order() -> None:
+    ledger = told()
+    ledger.unrest_begins(1.0)
+    for number in (1, 2):
+        deliver(ledger, number, now=2.0)
+    for number in (1, 2, 1, 2):
+        deliver(ledger, number, True, now=3.0)
+    ledger.unrest_ends(9.0)
+    ledger.check()
+    deliver(ledger, 1, now=4.0)
+    with pytest.raises(AssertionError, match="again without a mark"):
+        ledger.check()
+
+
+def test_when_the_unrest_is_over_messages_do_not_come_again() -> None:
+    ledger = told()
+    ledger.unrest_begins(1.0)
+    ledger.unrest_ends(3.0)
+    for number in (1, 2):
+        deliver(ledger, number, now=4.0)
+    for number in (1, 2, 1):
+        deliver(ledger, number, True, now=4.0)
+    with pytest.raises(AssertionError, match="do not explain 2 falls"):
+        ledger.check()
+
+
+@pytest.mark.parametrize(("since", "complains"), [(1.5, False), (4.0, True)])
+def test_unrest_explains_the_loss_of_an_ack_only_until_the_shard_has_answered(
+    since: float, complains: bool
+) -> None:
+    ledger = told()
+    ledger.unrest_begins(1.0)
+    ledger.unrest_ends(3.0)
+    deliver(ledger, 1, now=since)
+    ledger.was_settled(Q, [("k", 1, since)], since + 1.0)
+    deliver(ledger, 1, True, now=9.0)
+    assert bool(ledger.complaints) == complains
+
+
+def test_what_may_repeat_is_only_looked_at_for_loss() -> None:
+    ledger = told(confirmed=3)
+    ledger.may_repeat(Q)
+    for number in (3, 1, 1):
+        deliver(ledger, number)
+    ledger.check()
+    assert ledger.missing() == ["q: 1 of k, first [2]"]
+
+
 def test_a_damaged_body_is_found() -> None:
     with pytest.raises(AssertionError, match="nobody published"):
         told().was_delivered(Q, make_body("k", 1)[:-1] + b"?", False, 0.0)

@@ -35,7 +35,16 @@ class Transacting(Door):
         """Begin a commit of all that is held, without asking anybody."""
         held = self.channel.transaction.take().publishes
         publishing = self.publishing
-        return Commit(publishing._messages, self.links, self.client, self.channel, held, None, None)
+        return Commit(
+            publishing._messages,
+            self.links,
+            self.client,
+            self.channel,
+            held,
+            None,
+            None,
+            publishing.opened,
+        )
 
 
 def never() -> bool:

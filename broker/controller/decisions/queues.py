@@ -12,7 +12,7 @@ from shardmq.broker.controller.decisions.placing import shard_for
 from shardmq.broker.controller.requests import Drained, OwnerGone, Pause, Removal
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog, Vhost
-from shardmq.broker.model.changes import ACTIVE, DRAINING, QueueDelete, QueuePut
+from shardmq.broker.model.changes import ACTIVE, DRAINING, QueueDelete, QueuePut, other_life
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.routing import hidden
 from shardmq.broker.shared.control import QueueDeclare, QueueRemove
@@ -90,6 +90,12 @@ def remove(inputs: Inputs, ask: QueueRemove, owner: str) -> Decision:
     if queue is None or hidden.is_of_exchange(queue.name):
         return Decision(result={"messages": 0})
     checks.check_owner(queue, owner)
+    if ask.if_empty and queue.moving is not None:
+        raise Refusal(
+            checks.PRECONDITION_FAILED,
+            f"queue '{ask.name}' in vhost '{ask.vhost}' moves to another shard: "
+            "nobody knows whether it is empty",
+        )
     if ask.if_unused or ask.if_empty:
         return Decision(first=queue)
     return removal_of(inputs.catalog, [queue])
@@ -115,7 +121,7 @@ def gone(inputs: Inputs, ask: Removal, owner: str) -> Decision:
     queues = [queue for queue in map(inputs.catalog.queue_by_id, ask.queues) if queue is not None]
     decision = removal_of(inputs.catalog, queues)
     if ask.at_shard:
-        decision.drop = []
+        decision.drop = _other_lives(queues)
         decision.result = {"messages": ask.messages}
     return decision
 
@@ -132,7 +138,7 @@ def owner_gone(inputs: Inputs, ask: OwnerGone, owner: str) -> Decision:
 
 def removal_of(catalog: Catalog, queues: list[QueuePut]) -> Decision:
     """Return the decision that deletes these queues, and what goes with them."""
-    decision = Decision(result={"messages": 0}, drop=queues)
+    decision = Decision(result={"messages": 0}, drop=[*queues, *_other_lives(queues)])
     for vhost_name in dict.fromkeys(queue.vhost for queue in queues):
         vhost = catalog.vhosts[vhost_name]
         here = [queue for queue in queues if queue.vhost == vhost_name]
@@ -144,3 +150,7 @@ def removal_of(catalog: Catalog, queues: list[QueuePut]) -> Decision:
         lost = [binding for queue in here for binding in vhost.bindings_to("queue", queue.name)]
         decision.changes.extend(unbound_exchanges(vhost, lost, set()))
     return decision
+
+
+def _other_lives(queues: list[QueuePut]) -> list[QueuePut]:
+    return [other_life(queue) for queue in queues if queue.moving is not None]

@@ -52,6 +52,7 @@ from shardmq.broker.controller.management.resources import (
     logs,
     message_sizes,
     messages,
+    node_drains,
     overview,
     parameters,
     policies,
@@ -95,7 +96,8 @@ RESOURCES = (
     overview, cluster, login_attempts, vhosts, users, queues, explain_route, resharding,
     stream_groups, streams, stream_clients, super_streams, virtual_queues, exchanges, bindings,
     connections, channels, consumers, messages, policies, parameters, limits, health,
-    garbage_collection, processes, shard_load, logs, message_sizes, settings, definitions,
+    garbage_collection, node_drains, processes, shard_load, logs, message_sizes, settings,
+    definitions,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)

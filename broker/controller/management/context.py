@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -20,6 +20,8 @@ from shardmq.broker.controller.management.metrics.stats_collector import StatsCo
 from shardmq.broker.controller.management.responses.long_responses import LongResponses
 from shardmq.broker.controller.management.responses.sorted_queues import SortedQueues
 from shardmq.broker.controller.memory import MemoryWatch
+from shardmq.broker.controller.moving.mover import MoveProgress
+from shardmq.broker.controller.moving.relocating import Relocating
 from shardmq.broker.controller.peers.front_door import socket_path
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence
@@ -58,6 +60,11 @@ class Context:
     spans: SpanExport | None = None  # None: no spans are made
     # Changes of the number of shards under way, by vhost and exchange.
     resharding: Mapping[tuple[str, str], ReshardProgress] = field(default_factory=dict)
+    # Moves of queues to other shards, by vhost and queue.
+    moves: Mapping[tuple[str, str], MoveProgress] = field(default_factory=dict)
+    relocating: Relocating | None = None  # of a controller that runs
+    # Takes the claims of a node with this number out of etcd; None without a cluster.
+    forget_node: Callable[..., Awaitable[None]] | None = None
     imports: Imports = field(default_factory=Imports)
     http_connections: HttpConnections = field(default_factory=HttpConnections)
     long_responses: LongResponses = field(default_factory=LongResponses)

@@ -26,13 +26,18 @@ from shardmq.broker.controller.loading import load
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
 from shardmq.broker.controller.memory import MemoryWatch, pids
 from shardmq.broker.controller.node_facts import NodeFacts, facts_of
+from shardmq.broker.controller.nodes.assurance import Assurance
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
 from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.relay import Relay
 from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
-from shardmq.broker.controller.stored.definitions import Definitions, is_of_definitions
+from shardmq.broker.controller.stored.definitions import (
+    Definitions,
+    is_of_definitions,
+    stored_format,
+)
 from shardmq.broker.controller.stored.room import OWNER_ONLY
 from shardmq.broker.controller.streams.elsewhere import Elsewhere
 from shardmq.broker.controller.streams.tickets import Tickets
@@ -44,12 +49,13 @@ from shardmq.cluster.copy_streams import CopyStreams, copies_protocol
 from shardmq.cluster.etcd import client
 from shardmq.cluster.following import FollowerOfCopies, HeldFile, new_life
 from shardmq.cluster.leading import LeaderOfCopies
+from shardmq.cluster.membership import Claims
 from shardmq.cluster.operations import CopiedDirectory, OperationLog
 from shardmq.cluster.pairs import EtcdRefused
 from shardmq.cluster.record_store import EtcdRecord
 from shardmq.cluster.records import DOORS_PER_NODE, KeyNames
 from shardmq.cluster.replicated_files import Deposed
-from shardmq.cluster.rules import Lead
+from shardmq.cluster.rules import Lead, Record
 from shardmq.cluster.secret import tls_context
 from shardmq.cluster.streams import (
     CONTROL,
@@ -62,13 +68,20 @@ from shardmq.cluster.streams import (
     METRICS,
     RANGES,
     READER,
-    VERSION,
     Address,
     NoStream,
     Opening,
     OpeningProtocol,
+    TooDifferent,
     open_pair,
     open_stream,
+)
+from shardmq.cluster.versions import (
+    CATALOG,
+    Range,
+    disagreement,
+    highest_common,
+    own_versions,
 )
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
@@ -109,6 +122,7 @@ class Node:
             self._leader_gone,
         )
         self._refused: set[str] = set()
+        self._format = CATALOG.most  # of the definitions that this node writes
         self._certificates = None if config.tls is None else Certificates(config.tls)
         tickets, owners = Tickets(cluster.keys.ticket_key), self._nodes.owners
         self._streams = OwnStreams(
@@ -157,6 +171,7 @@ class Node:
     def _changed(self) -> None:
         """Look at what etcd has now of the nodes and of the leader."""
         nodes, record = self._nodes, self._nodes.record
+        near = [node for node in nodes.nodes.values() if self._understands(node)]
         for copies in (self._follower, self._copies):
             if copies is not None:
                 copies.recorded(record, nodes.revision)
@@ -166,8 +181,18 @@ class Node:
                 self._follower.leader_gone(record.term)
         if self._leader is not None:
             in_sync = [] if record is None else record.in_sync
+            shards = nodes.shards()
             self._leader.know(nodes.known(), in_sync, nodes.copies())
-            self._leader.learn(nodes.shards(), doors_of(nodes.nodes.values()))
+            self._leader.learn({each.number: shards[each.number] for each in near}, doors_of(near))
+
+    def _understands(self, node: records.Node) -> bool:
+        """Return whether this node can work with another one; log it if not."""
+        own = self._cluster.node
+        why = disagreement(own, own_versions(), node.name, node.versions)
+        if why and why not in self._refused and len(self._refused) < REFUSED_MAX:
+            self._refused.add(why)
+            log.error("%s (release %s) is not of use: %s", node.name, node.version, why)
+        return not why
 
     def _leader_gone(self, term: int) -> None:
         if self._follower is not None:
@@ -258,6 +283,8 @@ class Node:
         """Be the controller of the whole cluster until the role or the process ends."""
         record = lead.record
         config = msgspec.structs.replace(self._config, term=record.term, boot=record.store)
+        held = await asyncio.to_thread(stored_format, Path(config.data_dir))
+        self._format = self._chosen_format(record, held or CATALOG.most)
         copies = self._copies = LeaderOfCopies(
             self._cluster.node,
             self._life,
@@ -275,11 +302,17 @@ class Node:
             task.add_done_callback(lambda _: ends.set())
         try:
             definitions = Definitions(
-                Path(config.data_dir), config.boot, copies.replicated, waits_for_others=True
+                Path(config.data_dir),
+                config.boot,
+                copies.replicated,
+                waits_for_others=True,
+                format=self._format,
             )
             loaded = await asyncio.to_thread(load, definitions, config, await self._places())
-            doors = doors_of(self._nodes.nodes.values())
+            doors = doors_of(filter(self._understands, self._nodes.nodes.values()))
             controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
+            controller.forget_node = Claims(self._etcd, self._cluster.name).forget
+            controller.leads = Assurance(copies.replicated, config.data_dir).leads
             self._leader = controller
             self._changed()
             status = await controller.run(ends)
@@ -302,6 +335,18 @@ class Node:
         return places_of(
             node._replace(is_alive=node.is_alive or node.name == own) for node in known
         )
+
+    def _chosen_format(self, record: Record, held: int) -> int:
+        """Return the highest format of definitions that all nodes of the in-sync set understand.
+
+        `held` is the format of the copies. A node that is not alive may understand no other.
+        """
+        known = {node.name: node.versions.catalog for node in self._nodes.nodes.values()}
+        others = (
+            known.get(name, Range(held, held))
+            for name in record.in_sync.keys() - {self._cluster.node}
+        )
+        return highest_common((CATALOG, *others)) or held
 
     async def _hand_over(self, copies: LeaderOfCopies, leading: asyncio.Task[str]) -> None:
         """Let another member of the in-sync set lead at once, if this process ends in order."""
@@ -327,21 +372,24 @@ class Node:
     # -- streams -----------------------------------------------------------------------------------
 
     def _opening(self, service: str, peer: Address | None, own: Address | None) -> Opening:
-        return Opening(VERSION, self._cluster.name, self._cluster.node, service, peer, own)
+        return Opening(own_versions(), self._cluster.name, self._cluster.node, service, peer, own)
 
     def _accept(self, opening: Opening) -> asyncio.Protocol:
         """Return the protocol of the service that a node asks for. Raises NoStream."""
         try:
             if opening.cluster != self._cluster.name:
                 raise NoStream(f"this is a node of the cluster '{self._cluster.name}'")
-            if opening.version != VERSION:
-                raise NoStream(
-                    f"{self._cluster.node} speaks version {VERSION} of the streams between nodes, "
-                    f"{opening.node} version {opening.version}"
-                )
+            own = self._cluster.node
+            if why := disagreement(own, own_versions(), opening.node, opening.versions):
+                raise TooDifferent(why)
             if opening.service in (RANGES, READER):
                 return self._streams.connection(opening.service)
             if opening.service == COPIES and self._copies is not None:
+                if self._format not in opening.versions.catalog:
+                    raise TooDifferent(
+                        f"the definitions have version {self._format}, and {opening.node} "
+                        f"understands {opening.versions.catalog}"
+                    )
                 return copies_protocol(self._copies)
             if self._leader is None:
                 raise NoStream(f"{self._cluster.node} does not lead", self._life)

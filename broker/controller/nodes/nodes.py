@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -103,8 +104,9 @@ class Nodes:
 
     def known(self) -> list[KnownNode]:
         """Return all nodes, those that are not alive too."""
+        homes = Counter(self._homes.values())
         return [
-            KnownNode(number, name, self._shards_of(number), number in self.nodes)
+            KnownNode(number, name, self._shards_of(number), number in self.nodes, homes[number])
             for number, name in sorted(self.members.items())
         ]
 

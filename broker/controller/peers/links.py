@@ -57,6 +57,7 @@ from shardmq.broker.shared.control import (
     SpansEnded,
     node_of,
 )
+from shardmq.cluster.versions import WIRE, Range, highest_common
 from shardmq.shardd.wire.messages import WIRE_VERSION
 from shardmq.shardd.wire.recent import RecentKeys
 
@@ -183,7 +184,14 @@ class _TakenForGone(Exception):
 
 
 class _Refused(Exception):
-    """A front door speaks another wire version."""
+    """A front door speaks another wire version.
+
+    `version` is the one that it should speak.
+    """
+
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
 
 
 class _Stream(asyncio.Protocol):
@@ -216,8 +224,8 @@ class _Stream(asyncio.Protocol):
             )
             self.transport.write(encode(Outlived()))
             self.transport.close()
-        except _Refused:
-            self.transport.write(encode(OtherVersion(WIRE_VERSION)))
+        except _Refused as refused:
+            self.transport.write(encode(OtherVersion(refused.version)))
             self.transport.close()
         finally:
             if self._door is not None:
@@ -483,9 +491,12 @@ class DoorLinks:
         """Take the first message of a front door, and send it all that exists."""
         if not isinstance(message, DoorHello):
             raise ProtocolError(f"{type(message).__name__} before DoorHello")
-        if message.wire_version != WIRE_VERSION:
-            self._refuse(message)
-            raise _Refused
+        if message.wire_version not in WIRE:
+            known = Range(message.wire_least or message.wire_version, message.wire_version)
+            agreed = highest_common((known, WIRE))
+            if agreed is None:
+                self._refuse(message)
+            raise _Refused(agreed or WIRE_VERSION)
         self._others.pop(message.door, None)
         assert self.handler is not None
         if message.incarnation == self._gone.get(message.door):

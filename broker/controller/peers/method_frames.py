@@ -18,6 +18,7 @@ from shardmq.broker.model.changes import (
     BindingPut,
     ExchangeDelete,
     ExchangePut,
+    Moving,
     QueueDelete,
     QueuePut,
     ShardOf,
@@ -102,7 +103,13 @@ def encode_bindings(puts: list[BindingPut]) -> Iterator[bytes]:
 
 
 def decode_method(
-    frame: bytes, vhost: str, queue_id: int, shard: int, owner: str, part: ShardOf | None = None
+    frame: bytes,
+    vhost: str,
+    queue_id: int,
+    shard: int,
+    owner: str,
+    part: ShardOf | None = None,
+    moving: Moving | None = None,
 ) -> AnyChange:
     """Return the change that a frame makes. Raises ValueError for a frame that makes none."""
     _, _, payload_bytes, class_id, method_id = _INT.unpack_from(frame)
@@ -124,9 +131,8 @@ def decode_method(
             name, bits, arguments = read.short(), read.octet(), read.table()
             durable, auto_delete = bool(bits & DURABLE), bool(bits & BIT_3)
             paused = bool(bits & PAUSED)
-            return QueuePut(
-                vhost, name, queue_id, shard, durable, auto_delete, owner, arguments, part, paused
-            )
+            beside = (owner, arguments, part, paused, moving)
+            return QueuePut(vhost, name, queue_id, shard, durable, auto_delete, *beside)
         case (50, 40):
             return QueueDelete(vhost, read.short())
         case (50, 20) | (50, 50) | (40, 30) | (40, 40):

@@ -236,8 +236,8 @@ class ShardLinks:
     ) -> Future[Any]:
         """Send the message made with the request's number, and return its answer to come.
 
-        The answer is Done, Refused, StatsReply, QueueIds, UnsettledCount or Attached. It raises
-        ShardSilent when none comes within `wait_s`.
+        The answer is Done, Refused, StatsReply, QueueIds, UnsettledCount, Letters or Attached. It
+        raises ShardSilent when none comes within `wait_s`.
         """
         to, loop = self.shards[shard], asyncio.get_running_loop()
         reply: Future[Any] = loop.create_future()
@@ -378,6 +378,8 @@ class ShardLinks:
                 | wire.QueueIds()
                 | wire.Attached()
                 | wire.UnsettledCount()
+                | wire.Letters()
+                | wire.LastLetters()
             ):
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:

@@ -185,7 +185,9 @@ def _by_node(want: Wanted, number: int | str, places: Places) -> Wanted:
     nodes = tuple(
         NodeSet(
             node.name,
-            len(node.shards) if number == "auto" else want.number,
+            (len(node.shards) if node.homes is None else node.homes)
+            if number == "auto"
+            else want.number,
             node.shards if node.is_alive else (),
         )
         for node in places.nodes

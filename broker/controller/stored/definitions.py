@@ -42,9 +42,11 @@ from shardmq.broker.model.changes import (
     VhostDelete,
     VhostPut,
 )
+from shardmq.cluster.versions import CATALOG
 from shardmq.shardd.store.files import (
     Files,
     is_full,
+    read_head,
     read_if_there,
     remove_files,
     size_if_there,
@@ -78,8 +80,14 @@ class Definitions:
         files: Files = room.OWNER_ONLY,
         *,
         waits_for_others: bool = False,
+        format: int = CATALOG.most,
     ) -> None:
-        """Prepare. `waits_for_others` says that a sync waits for other nodes, too."""
+        """Prepare.
+
+        `waits_for_others` says that a sync waits for other nodes, too. A log that is written anew
+        has this `format`.
+        """
+        self._format = self._format_in_log = format
         self.waits_for_others = waits_for_others
         self._directory = directory
         self._disk = files
@@ -143,7 +151,9 @@ class Definitions:
             if not self._has_transient and len(boot) == len(self._boot):
                 boot = self._boot
         self._log.open(self._whole_bytes)
-        self._log.write_head(records.encode_header(catalog.version, self.last_queue_id, boot))
+        self._log.write_head(
+            records.encode_header(catalog.version, self.last_queue_id, boot, self._format_in_log)
+        )
 
     def read(self) -> Catalog:
         """Return the same catalog, and change nothing on disk. Raises DefinitionsError."""
@@ -195,6 +205,7 @@ class Definitions:
                 )
             return False
         version, self.last_queue_id, boot, at = records.read_header(data, self._path)
+        self._format_in_log = records.format_of(data, self._path)
         self._boot_in_log, same_boot = boot, boot == self._boot
         for record in records.records(data, at):
             at, version = record.end, max(version, record.version)
@@ -422,7 +433,9 @@ class Definitions:
     def _compaction(self, catalog: Catalog) -> Callable[[], None]:
         """Encode the whole log anew, and return what writes it."""
         changes = [change for change in catalog.changes() if isinstance(change, Definition)]
-        parts = [records.encode_header(catalog.version, self.last_queue_id, self._boot)]
+        parts = [
+            records.encode_header(catalog.version, self.last_queue_id, self._boot, self._format)
+        ]
         for change in changes:
             parts.append(
                 records.encode_record(change, catalog.version, is_lasting(change, catalog), change)
@@ -436,6 +449,21 @@ class Definitions:
             self._pending_bytes = 0
 
         return rewrite
+
+
+def stored_format(directory: Path) -> int | None:
+    """Return the format of the log in a data directory; None without one.
+
+    Raises DefinitionsError.
+    """
+    path, files = directory / LOG_NAME, room.OWNER_ONLY
+    if size_if_there(files, str(path)) is None:
+        return None
+    handle = files.open(str(path), read_only=True)
+    try:
+        return records.format_of(read_head(files, handle, records.HEAD_BYTES), path)
+    finally:
+        files.close(handle)
 
 
 def is_of_definitions(path: str) -> bool:

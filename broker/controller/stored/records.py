@@ -2,15 +2,16 @@
 
 Little endian:
 
-    header  8s magic | u32 format | u32 crc32 of the rest | u64 version | u32 last queue id
-            u8 n, boot id[n]
+    header  8s magic | u32 format (of versions.CATALOG) | u32 crc32 of the rest
+            u64 version | u32 last queue id | u8 n, boot id[n]
     record  u32 length of what follows the checksum | u32 crc32 of it
             u64 version | u32 queue id | u16 shard
-            u8 flags (1 = durable, 2 = part of an exchange, 4 = with cuts)
+            u8 flags (1 = durable, 2 = part of an exchange, 4 = with cuts, 8 = moving)
             u8 n, vhost[n] | u8 n, owner[n]
             part: u8 n, exchange[n] | u8 n, binding key[n] | u8 n, state or state:held[n]
                   u16 index
             cuts: u16 n, n times u32 number | u64 offset | u8 gains
+            moving: u32 queue id | u16 shard | u8 step
             method frame
 
 The log ends at its first broken record.
@@ -31,16 +32,25 @@ from shardmq.broker.controller.peers.method_frames import (
     encode_method,
 )
 from shardmq.broker.controller.stored.errors import DefinitionsError
-from shardmq.broker.model.changes import OPEN, AnyChange, BindingPut, Cut, QueuePut, ShardOf
+from shardmq.broker.model.changes import (
+    OPEN,
+    AnyChange,
+    BindingPut,
+    Cut,
+    Moving,
+    QueuePut,
+    ShardOf,
+)
+from shardmq.cluster.versions import CATALOG
 
 MAGIC = b"SHARDDEF"
-FORMAT = 1
 RECORD_BYTES_MAX = 64 << 20
 BARE_RECORD_BYTES_MAX = 2048  # of a record without arguments: its fields and names
 RESUME_BYTES_MAX = 1 << 20  # how far behind a broken record a whole one is looked for
-DURABLE, PART, CUTS = 1, 2, 4
+DURABLE, PART, CUTS, MOVING = 1, 2, 4, 8
 
 _HEADER: Final = struct.Struct("<8sII QI")
+HEAD_BYTES: Final = _HEADER.size + 1  # the least that a log has
 _CHECKED_FROM = 16  # the checksum of the header covers what comes after this
 _RECORD: Final = struct.Struct("<II QIHB")
 _LENGTHS = 8
@@ -49,6 +59,7 @@ _CHECKED: Final = struct.Struct("<QIHB")
 _INDEX: Final = struct.Struct("<H")
 _COUNT: Final = struct.Struct("<H")
 _CUT: Final = struct.Struct("<IQ?")
+_MOVING: Final = struct.Struct("<IHB")
 
 
 class Record(NamedTuple):
@@ -70,7 +81,9 @@ def encode_record(change: Definition, version: int, durable: bool, queue: Any) -
     id, shard = (queue.id, queue.shard) if known else (0, 0)
     part = change.part if isinstance(change, QueuePut) else None
     cuts = part.cuts if part is not None else ()
+    moving = change.moving if isinstance(change, QueuePut) else None
     flags = DURABLE * durable | PART * (part is not None) | CUTS * bool(cuts)
+    flags |= MOVING * (moving is not None)
     record = _CHECKED.pack(version, id, shard, flags) + names
     if part is not None:
         state = f"{part.state}:{part.held}" if part.held else part.state
@@ -79,6 +92,8 @@ def encode_record(change: Definition, version: int, durable: bool, queue: Any) -
     if cuts:
         record += _COUNT.pack(len(cuts))
         record += b"".join(_CUT.pack(cut.number, cut.offset, cut.gains) for cut in cuts)
+    if moving is not None:
+        record += _MOVING.pack(moving.id, moving.shard, moving.step)
     record += encode_method(change)
     return _CHECKSUM.pack(len(record), zlib.crc32(record)) + record
 
@@ -119,7 +134,11 @@ def records(data: bytes, at: int) -> Iterator[Record]:
         part = None
         if flags & PART:
             part, after = _part_at(data, after, bool(flags & CUTS))
-        change = decode_method(data[after:end], vhost, queue_id, shard, owner, part)
+        moving = None
+        if flags & MOVING:
+            moving = Moving(*_MOVING.unpack_from(data, after))
+            after += _MOVING.size
+        change = decode_method(data[after:end], vhost, queue_id, shard, owner, part, moving)
         yield Record(end, version, flags, queue_id, change)
         at = end
 
@@ -139,11 +158,18 @@ def next_record(data: bytes, at: int) -> int | None:
     return None
 
 
-def encode_header(version: int, last_queue_id: int, boot: str) -> bytes:
+def encode_header(version: int, last_queue_id: int, boot: str, format: int) -> bytes:
     name = boot.encode()
-    head = _HEADER.pack(MAGIC, FORMAT, 0, version, last_queue_id)
+    head = _HEADER.pack(MAGIC, format, 0, version, last_queue_id)
     rest = head[_CHECKED_FROM:] + bytes((len(name),)) + name
-    return struct.pack("<8sII", MAGIC, FORMAT, zlib.crc32(rest)) + rest
+    return struct.pack("<8sII", MAGIC, format, zlib.crc32(rest)) + rest
+
+
+def format_of(data: bytes, path: Path) -> int:
+    """Return the format of a log from its first bytes. Raises DefinitionsError."""
+    if len(data) < HEAD_BYTES or data[:8] != MAGIC:
+        raise DefinitionsError(f"{path}: not a definitions log")
+    return int(_HEADER.unpack_from(data)[1])
 
 
 def read_header(data: bytes, path: Path) -> tuple[int, int, str, int]:
@@ -151,11 +177,11 @@ def read_header(data: bytes, path: Path) -> tuple[int, int, str, int]:
 
     A log comes into being by a rename, so its header is never torn. Raises DefinitionsError.
     """
-    if len(data) <= _HEADER.size or data[:8] != MAGIC:
-        raise DefinitionsError(f"{path}: not a definitions log")
-    _, format, crc, version, last_queue_id = _HEADER.unpack_from(data)
-    if format != FORMAT:
-        raise DefinitionsError(f"{path}: format {format}, this broker reads {FORMAT}")
+    format = format_of(data, path)
+    if format not in CATALOG:
+        read = str(CATALOG).partition(" ")[2]
+        raise DefinitionsError(f"{path}: format {format}, this broker reads {read}")
+    _, _, crc, version, last_queue_id = _HEADER.unpack_from(data)
     boot, at = _short_at(data, _HEADER.size)
     if zlib.crc32(data[_CHECKED_FROM:at]) != crc:
         raise DefinitionsError(f"{path}: the header is broken")

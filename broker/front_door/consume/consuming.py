@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from pamqp import commands
@@ -50,6 +50,9 @@ from shardmq.shardd.wire import messages as wire
 
 log = logging.getLogger("shardmq.broker.front_door.consume.consuming")
 
+# A consumer that is being attached while its queue moves follows when its client has been told.
+FOLLOW_AGAIN_S = 0.02
+
 
 class Consuming:
     """All consuming of this front door."""
@@ -64,6 +67,8 @@ class Consuming:
         spans: Spans | None = None,
     ) -> None:
         counts = counts or Counts()
+        self._controller = controller
+        self._links = links
         self._replies = replies or Replies(links, counts)
         self.crediting = Crediting(links, clock)
         self._attaching = Attaching(links, self.crediting)
@@ -155,7 +160,8 @@ class Consuming:
             await self.groups.cancel(consumer)
         elif consumer is not None:
             self._stop(consumer)
-            done = await self._attaching.detach(consumer)
+            detached = self._attaching.detach(consumer)
+            done = await self._links.unless_away(consumer.shard, detached)
             self.crediting.close(consumer)
             self._release_idle(channel)
             if isinstance(done, wire.Done):
@@ -186,7 +192,7 @@ class Consuming:
     def release(self, channel: ConsumingChannel) -> list[asyncio.Future[wire.Control]]:
         """End all consumers of a channel that is gone, and have what they hold requeued.
 
-        The futures end when the shards have done so.
+        The futures end when the shards have done so, or are away.
         """
         channel.is_open = False
         single = [each for each in channel.consumers.values() if isinstance(each, Consumer)]
@@ -207,7 +213,7 @@ class Consuming:
         # would live until the garbage collector finds them, which looks seldom.
         channel.unacked.take_through(0)
         channel.transaction = None
-        return [*released.values()]
+        return [self._links.unless_away(shard, future) for shard, future in released.items()]
 
     def _released(
         self, assignments: list[Assignment], _answer: asyncio.Future[wire.Control]
@@ -241,19 +247,74 @@ class Consuming:
         `lost` is called with the number of each whose queue went while the shard was away: its new
         process says so.
         """
-
-        def resumed(number: int, answer: asyncio.Future[wire.Control]) -> None:
-            if not answer.cancelled() and (error := answer.exception()) is not None:
-                log.info("a consumer was not attached again: %s", error)
-                lost(number)
-
         self.crediting.lose(shard, self.consumers.values())
         for consumer in self.consumers.values():
             # One that was taken away meanwhile is asked for too: its shard opens an allotment.
             asked = consumer.attaching is not None and not consumer.attaching.done()
             if consumer.shard == shard and (consumer.is_wanted or (asked and consumer.group)):
                 self.crediting.attach(consumer)
-        self._attaching.attach_again(shard, resumed)
+        self._attaching.attach_again(
+            shard, lambda number, answer: _attached_again(number, lost, answer)
+        )
+
+    # -- queues that move to another shard -------------------------------------------------------
+
+    def follow(self, queues: Iterable[QueuePut], lost: Callable[[int], None]) -> None:
+        """Attach the consumers of these queues where the queues are now, under the same tags.
+
+        What they hold stays with the shard that gave it, until it is settled or the shard has taken
+        it back. `lost` is called with the number of each whose queue went meanwhile.
+        """
+        moved = {(queue.vhost, queue.name) for queue in queues}
+        for consumer in [*self.consumers.values()] if moved else ():
+            if (consumer.client.session.vhost, consumer.queue_name) in moved:
+                self._follow(consumer, lost)
+
+    def _follow(self, consumer: Consumer, lost: Callable[[int], None]) -> None:
+        channel = consumer.channel
+        vhost = channel.client.session.vhost
+        queue = self._controller.catalog.queue(vhost, consumer.queue_name)
+        is_there = queue is None or queue.id == consumer.queue_id
+        if is_there or channel.consumers.get(consumer.tag) is not consumer:
+            return
+        assert queue is not None
+        if not consumer.attached:  # who asked has not been told yet
+            asyncio.get_running_loop().call_later(FOLLOW_AGAIN_S, self._follow, consumer, lost)
+            return
+        moved = Consumer(channel, self._attaching.next_number(), consumer.tag)
+        moved.queue_id, moved.queue_name, moved.shard = queue.id, queue.name, queue.shard
+        moved.auto_delete, moved.nowait = consumer.auto_delete, consumer.nowait
+        moved.no_ack, moved.exclusive = consumer.no_ack, consumer.exclusive
+        moved.priority, moved.affinity = consumer.priority, consumer.affinity
+        moved.prefetch = consumer.prefetch
+        moved.announced = moved.attached = True
+        channel.consumers[moved.tag] = self.consumers[moved.number] = moved
+        consumer.attached = consumer.auto_delete = False
+        channel.cancelled.append(consumer)
+        self._attaching.detach(consumer).add_done_callback(partial(self._left, consumer))
+        self._attach_moved(moved, lost)
+
+    def _attach_moved(self, consumer: Consumer, lost: Callable[[int], None]) -> None:
+        def attached_again(answer: asyncio.Future[wire.Control]) -> None:
+            is_refused = not answer.cancelled() and isinstance(answer.exception(), ShardRefused)
+            if is_refused and self._controller.catalog.queue_by_id(consumer.queue_id) is not None:
+                # A shard that has just started may not have been told of the queue.
+                asyncio.get_running_loop().call_later(
+                    FOLLOW_AGAIN_S, self._attach_moved, consumer, lost
+                )
+            else:
+                _attached_again(consumer.number, lost, answer)
+
+        if consumer.is_wanted and consumer.number in self.consumers:
+            self._attaching.attach(consumer, resumed=True).add_done_callback(attached_again)
+
+    def _left(self, consumer: Consumer, answer: asyncio.Future[wire.Control]) -> None:
+        """Forget a consumer that went on at another shard, unless it holds something."""
+        if not answer.cancelled():
+            answer.exception()
+        self.crediting.close(consumer)
+        if consumer.channel.is_open:
+            self._release_idle(consumer.channel)
 
     # -- the limit of a channel ------------------------------------------------------------------
 
@@ -263,6 +324,14 @@ class Consuming:
         This is basic.qos with global set.
         """
         self.crediting.change_limit(channel, limit)
+
+
+def _attached_again(
+    number: int, lost: Callable[[int], None], answer: asyncio.Future[wire.Control]
+) -> None:
+    if not answer.cancelled() and (error := answer.exception()) is not None:
+        log.info("a consumer was not attached again: %s", error)
+        lost(number)
 
 
 def check_consume(

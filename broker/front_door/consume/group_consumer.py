@@ -246,10 +246,11 @@ class GroupConsuming:
                 return
 
     async def _stop(self, assignment: Assignment) -> None:
-        """Detach an assignment; return behind its last delivery."""
+        """Detach an assignment; return behind its last delivery, or when its shard is away."""
         assignment.wanted = assignment.attached = False
-        number = assignment.number
-        await self._links.ask(assignment.shard, lambda request: wire.Detach(request, number))
+        number, shard = assignment.number, assignment.shard
+        detached = self._links.ask(shard, lambda request: wire.Detach(request, number))
+        await self._links.unless_away(shard, detached)
         self._crediting.stopped(assignment)
 
     def _hand_over_soon(self, assignment: Assignment) -> None:

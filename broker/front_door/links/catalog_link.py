@@ -50,6 +50,7 @@ from shardmq.broker.shared.control import (
     Span,
     SpansEnded,
 )
+from shardmq.cluster.versions import WIRE
 from shardmq.shardd.wire.messages import WIRE_VERSION
 
 log = logging.getLogger("shardmq.broker.front_door.links.catalog_link")
@@ -179,6 +180,7 @@ class CatalogLink:
         self._stream: ControlStream | None = None
         self._applied_unsaid = self._applied_planned = False
         self._controller_version = 0  # of a controller that speaks another wire version
+        self._speaks = WIRE.most
 
     @property
     def up(self) -> bool:
@@ -330,6 +332,8 @@ class CatalogLink:
             log.exception("what the controller says cannot be read; connecting again")
         finally:
             useful = self.up
+            if useful:
+                self._speaks = WIRE.most  # the next controller may be of another release
             self._requests.up = False
             self._stream = None
             self._unsaid.clear()
@@ -341,13 +345,14 @@ class CatalogLink:
         self._stream = stream
         self._coming = Catalog()
         hello = DoorHello(
-            WIRE_VERSION,
+            self._speaks,
             self._door,
             self._incarnation,
             self._pid,
             self._boot,
             self._version,
             [info() for info in self._connections.values()],
+            WIRE.least if WIRE.least < self._speaks else 0,
         )
         # The hello is a picture of now; _in_step tells of connections that come while it is
         # answered.
@@ -441,9 +446,12 @@ class CatalogLink:
     def _refused(self, version: int) -> None:
         """Note that the controller speaks another wire version, and log each version once.
 
-        The controller ends the stream. The next one may be of another process.
+        The controller ends the stream. The next one may be of another process. If this process
+        understands the version, it speaks that from the next hello on.
         """
-        if version != self._controller_version:
+        if version in WIRE:
+            self._speaks = version
+        elif version != self._controller_version:
             self._controller_version = version
             log.error(
                 "the controller speaks wire version %d, this process speaks %d: "

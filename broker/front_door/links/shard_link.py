@@ -161,6 +161,11 @@ class ShardLink(LinkState):
         self._nacking = False  # the shard has been away for too long
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Return whether the shard is one of another node, or of none that is known."""
+        return self.socket is None and not self.is_local
+
+    @property
     def up(self) -> bool:
         """Return whether the shard's process is there."""
         return self.epoch != 0 and self.away_since is None

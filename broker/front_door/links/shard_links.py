@@ -35,7 +35,7 @@ from shardmq.broker.front_door.links.shard_link import (
     Unconfirmed,
 )
 from shardmq.broker.front_door.links.shard_requests import Make, ShardRequests
-from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.model.changes import QueuePut, lives
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.cluster.records import SHARDS_MAX
 from shardmq.shardd.wire import envelope, packer, session
@@ -242,6 +242,16 @@ class ShardLinks(LinksState):
         """Ask a shard, as ShardRequests does."""
         return self._requests.ask(shard, make)
 
+    def unless_away(
+        self, shard: int, answer: asyncio.Future[wire.Control]
+    ) -> asyncio.Future[wire.Control]:
+        """Return a future of the answer, or of an empty Done while a shard elsewhere is away."""
+        return self._requests.unless_away(shard, answer)
+
+    def went_away(self, shard: int) -> None:
+        """Let nobody wait for a shard that has gone, who need not."""
+        self._requests.away(shard)
+
     async def ask_in_epoch(self, shard: int, make: Make) -> tuple[int, wire.Control]:
         """Ask a shard; return the answer behind the epoch that gave it."""
         return await self._requests.ask_in_epoch(shard, make)
@@ -264,8 +274,11 @@ class ShardLinks(LinksState):
 
     async def purge(self, queue: QueuePut) -> int:
         """Return how many messages went. Raises Refusal where the disk is too full: they stay."""
-        done = await self._requests.ask_about(queue, wire.Purge)
-        return 0 if done is None else done.messages
+        gone = 0
+        for life in lives(queue):
+            done = await self._requests.ask_about(life, wire.Purge)
+            gone += 0 if done is None else done.messages
+        return gone
 
     async def fence(self) -> None:
         """Wait until each shard has taken in what was packed for it, or lost it with its process.

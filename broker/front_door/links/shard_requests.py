@@ -35,6 +35,8 @@ class ShardRequests:
         self._links = links
         self._open: dict[int, tuple[int, Make, asyncio.Future[wire.Control]]] = {}
         self._last = 0
+        # Futures of those who do not wait for a shard that is away, by shard.
+        self._impatient: dict[int, set[asyncio.Future[wire.Control]]] = {}
         # Epochs of answers to basic.get, until the caller of `ask_in_epoch` runs.
         self._answered_in: dict[int, int] = {}
 
@@ -46,6 +48,44 @@ class ShardRequests:
         if self._links[shard].up:
             self._links[shard].tell(make(request))
         return future
+
+    def unless_away(
+        self, shard: int, answer: asyncio.Future[wire.Control]
+    ) -> asyncio.Future[wire.Control]:
+        """Return a future of the answer, or of an empty Done while the shard is away.
+
+        The shard of another node may be away for long, and a client that ends a consumer there must
+        not wait for it. A shard of this node is waited for, because its process comes back soon.
+        """
+        link = self._links[shard]
+        if not link.is_elsewhere or answer.done():
+            return answer
+        found: asyncio.Future[wire.Control] = self.loop.create_future()
+        if not link.up:
+            found.set_result(wire.Done(0))
+            return found
+        waiting = self._impatient.setdefault(shard, set())
+        waiting.add(found)
+
+        def answered(answer: asyncio.Future[wire.Control]) -> None:
+            waiting.discard(found)
+            if found.done():
+                return
+            if answer.cancelled():
+                found.cancel()
+            elif (error := answer.exception()) is not None:
+                found.set_exception(error)
+            else:
+                found.set_result(answer.result())
+
+        answer.add_done_callback(answered)
+        return found
+
+    def away(self, shard: int) -> None:
+        """Answer those who do not wait for a shard that has gone."""
+        for found in self._impatient.pop(shard, ()):
+            if not found.done():
+                found.set_result(wire.Done(0))
 
     async def ask_in_epoch(self, shard: int, make: Make) -> tuple[int, wire.Control]:
         """Ask a shard; return the answer behind the epoch that gave it.

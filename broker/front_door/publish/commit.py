@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
 
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.dedup_service import Copy, DedupAnswers
@@ -23,6 +24,8 @@ from shardmq.broker.front_door.publish.single_message import SingleMessages
 from shardmq.broker.front_door.session import Session
 from shardmq.shardd.wire.messages import PARTLY_REFUSED
 
+# Waits until the queues of messages of a client take publishes.
+Opened = Callable[[Session, Iterable[Decided]], Awaitable[None]]
 # Publishes that leave together at the most, in bytes of stored messages.
 COMMIT_BYTES = 8 << 20
 
@@ -70,8 +73,10 @@ class Commit:
         held: Sequence[Decided],
         answers: DedupAnswers | None,
         reservation: Reservation | None,
+        opened: Opened,
     ) -> None:
         """Begin with `answers`, what shards said about ids. The commit ends the reservation."""
+        self._opened = opened
         self._messages = messages
         self._batches = batches
         self._session = session
@@ -85,13 +90,15 @@ class Commit:
     async def run(self, task: SlicedTask) -> asyncio.Future[bool]:
         """Publish all of the transaction; the future tells whether all shards have all of it."""
         self._channel.published += len(self._held)
-        task.begin_slice()
         try:
+            await self._opened(self._session, self._held)
+            task.begin_slice()
             task.carry_out(self.step(time.time_ns() // 1_000_000, task.slice_is_over))
             while self._done < len(self._held):
                 if self._reservation is not None:
                     self._reservation.rest()
                 await task.next_slice()
+                await self._opened(self._session, islice(self._held, self._done, None))
                 task.carry_out(self.step(time.time_ns() // 1_000_000, task.slice_is_over))
             self._committed.confirmed()
             return self._committed.future

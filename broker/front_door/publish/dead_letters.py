@@ -24,9 +24,9 @@ from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.due_messages import CONNECTION, DueMessages
 from shardmq.broker.front_door.publish.message import exchange_and_key
 from shardmq.broker.front_door.publish.stored_runs import NO_TTL, PERSISTENT, StoredRun, pack
-from shardmq.broker.front_door.publish.targets import by_shard
+from shardmq.broker.front_door.publish.targets import QueueShut, by_shard
 from shardmq.broker.model.catalog import Vhost
-from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.model.changes import QueuePut, taking
 from shardmq.broker.routing import Message, delaying, goes_by_key, route_message
 from shardmq.broker.routing.spreading import hash_facts
 from shardmq.broker.shared.reading import is_stream
@@ -164,6 +164,9 @@ class DeadLettering:
         try:
             runs = self._decide(batch, channel, first_seq, time.time())
             touched = pack(self._links, batch.vhost, runs) if runs else 0
+        except QueueShut:  # the shard hands the batch over again
+            answer(wire.DeadLettersPublished(batch.number, [(0, batch.count - 1)]))
+            return
         except Exception:  # one batch must not keep the others; the shard keeps it, and asks again
             log.exception(
                 "dead letters of queue '%s' in vhost '%s' cannot be published",
@@ -381,7 +384,7 @@ class DeadLetters:
                 due_ms = int(self._now_s * 1000) + message.delay_ms
                 targets.append(Target(queue.shard, [queue.id], queue.durable, due_ms))
                 continue
-            found.append(queue)
+            found.append(taking(queue))
         targets += [Target(*group, 0) for group in by_shard(found)]
         to_stream = any(is_stream(queue.arguments) for queue in found)
         return letter.route._replace(targets=targets, marks=0 if to_stream else letter.route.marks)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shardmq.broker.amqp import (
     ChannelException,
@@ -42,6 +42,7 @@ from shardmq.broker.front_door.publish.reservations import Reservation, Reservat
 from shardmq.broker.front_door.publish.route_cache import RouteCache, RouteCaches
 from shardmq.broker.front_door.publish.single_message import SingleMessages
 from shardmq.broker.front_door.publish.spans import Spans
+from shardmq.broker.front_door.publish.targets import are_shut
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.model.catalog import Catalog
@@ -88,6 +89,9 @@ class Publishing:
         self._messages = SingleMessages(
             source, batches, counts, self.exchange_counts, replies, dedup, spans
         )
+        self._changed: asyncio.Future[None] | None = (
+            None  # ends with the next change of the catalog
+        )
         # Channels with acks, nacks or a failure; the end of a pass empties the list.
         self.confirms_due: list[Confirms] = []
         self._commits: set[asyncio.Task[asyncio.Future[bool]]] = set()
@@ -114,6 +118,9 @@ class Publishing:
 
         `something_went` is False when all changes only added things.
         """
+        if self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
         self._caches.catalog_changed(self.catalog, something_went)
         self.dedup.catalog_changed(self.catalog)
 
@@ -276,7 +283,8 @@ class Publishing:
     ) -> None:
         """Decide about a message and send it, or defer all of its channel from it on."""
         decided = self._messages.decide(session, channel, event, at, now_ms)
-        if not self._messages.dedup_ids(session, decided):
+        waits = self._are_shut(session, decided)
+        if not waits and not self._messages.dedup_ids(session, decided):
             self._messages.send(session, channel, decided, now_ms, published)
             return
         for number, rest in copies_by_channel(event, {channel.number}, at).items():
@@ -284,6 +292,20 @@ class Publishing:
         event.without = {*event.without, channel.number}
 
     # -- publishes that wait for other processes -----------------------------------------------
+
+    def _are_shut(self, session: Session, decided: Decided) -> bool:
+        if not self.catalog.index.has_moving:
+            return False
+        vhost = self.catalog.vhost(session.vhost)
+        return vhost is not None and are_shut(vhost, decided.queues)
+
+    async def opened(self, session: Session, held: Iterable[Decided]) -> None:
+        """Wait until no queue of these messages is shut, because it moves to another shard."""
+        for decided in held if self.catalog.index.has_moving else ():
+            while self._are_shut(session, decided):
+                if self._changed is None:
+                    self._changed = asyncio.get_running_loop().create_future()
+                await asyncio.shield(self._changed)
 
     async def publish_deferred(
         self,
@@ -295,8 +317,9 @@ class Publishing:
     ) -> None:
         """Publish deferred messages when shards have said which are the first of their ids.
 
-        Nothing else of the channel may be done meanwhile. Raises what the publisher did wrong, as
-        ChannelException or ConnectionException, when the messages before it are published.
+        Messages for a queue that moves wait until it takes messages again. Nothing else of the
+        channel may be done meanwhile. Raises what the publisher did wrong, as ChannelException or
+        ConnectionException, when the messages before it are published.
         """
         now_ms = time.time_ns() // 1_000_000
         held: list[Decided] = []
@@ -315,6 +338,11 @@ class Publishing:
             for decided in held:
                 if channels.get(channel.number) is not channel or not channel.is_open:
                     return
+                if self._are_shut(session, decided):
+                    await self.opened(session, (decided,))
+                    task.begin_slice()
+                    if channels.get(channel.number) is not channel or not channel.is_open:
+                        return
                 published = Published()
                 self._messages.send(session, channel, decided, now_ms, published, answers)
                 task.carry_out(published)
@@ -346,6 +374,7 @@ class Publishing:
 
         Raises ChannelException when a queue refuses, or a shard does not answer.
         """
+        await self.opened(session, held)
         needs = needs_of(access.vhost_of(self.catalog, session.vhost), held)
         return await self._reservations.reserve(needs) if needs else None
 
@@ -364,7 +393,16 @@ class Publishing:
         client of half a transaction that has left would never send the other half. It ends the
         reservation.
         """
-        commit = Commit(self._messages, self._batches, session, channel, held, answers, reservation)
+        commit = Commit(
+            self._messages,
+            self._batches,
+            session,
+            channel,
+            held,
+            answers,
+            reservation,
+            self.opened,
+        )
         running = asyncio.get_running_loop().create_task(commit.run(task))
         self._commits.add(running)
         running.add_done_callback(self._commits.discard)

@@ -18,6 +18,7 @@ from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.front_door.publish.message import Message
 from shardmq.broker.model.catalog import Vhost
+from shardmq.broker.model.changes import taking
 from shardmq.shardd.wire import messages as wire
 
 COMMIT = (90, 20)
@@ -111,7 +112,7 @@ def needs_of(vhost: Vhost, held: Iterable[tuple[Message, tuple[str, ...]]]) -> N
             if may_refuse[name]:
                 if size < 0:
                     size = len(contents.read_stored(message.stored)[3])
-                queue = vhost.queues[name]
+                queue = taking(vhost.queues[name])
                 found.setdefault(queue.shard, {}).setdefault(queue.id, []).append(size)
     return found
 

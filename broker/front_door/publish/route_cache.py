@@ -18,7 +18,7 @@ from shardmq.broker.front_door.publish import access
 from shardmq.broker.front_door.publish.dedup_service import rule_of
 from shardmq.broker.front_door.publish.exchange_counts import ExchangeCounts
 from shardmq.broker.front_door.publish.message import MANDATORY, exchange_and_key
-from shardmq.broker.front_door.publish.targets import by_shard, existing
+from shardmq.broker.front_door.publish.targets import QueueShut, by_shard, existing
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.routing import (
@@ -99,6 +99,12 @@ class RouteCache:
         `reply_queues` are the ids of the queues whose direct reply-to consumer is at this front
         door. Raises what the publisher did wrong, as ChannelException or ConnectionException.
         """
+        try:
+            self._learn(line, catalog, reply_queues)
+        except QueueShut:
+            self.routes.learn(line, routes.CALLER, [], False)
+
+    def _learn(self, line: bytes, catalog: Catalog, reply_queues: Collection[int]) -> None:
         known = self._exchanges.get(line[1 : line[0] + 1])
         if known is not None:
             self._learn_key(known, line, catalog, reply_queues)
@@ -167,7 +173,7 @@ class RouteCache:
         members = []
         for target, weight, seed in spread.destinations:
             queue = vhost.queues[target.name]
-            if rule_of(queue) is not None:
+            if rule_of(queue) is not None or queue.moving is not None:
                 return False
             members.append((weight, seed, queue.shard, queue.id, queue.durable))
         return self.routes.learn_spread(exchange.encode(), SPREAD[spread.how], members)

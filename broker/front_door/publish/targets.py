@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shardmq.broker.model.catalog import Vhost
-from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.model.changes import SHUT, QueuePut, taking
 from shardmq.broker.routing import keeping
 
 # Queue ids in one record: their count is a u16.
@@ -21,17 +21,45 @@ class ShardQueues(NamedTuple):
     durable: bool
 
 
+class QueueShut(Exception):
+    """The publishes to a queue have to wait, because it moves to another shard."""
+
+
 def existing(vhost: Vhost, names: Iterable[str]) -> list[QueuePut]:
-    """Return the queues of these names that exist, in the same order."""
-    return [queue for name in names if (queue := vhost.queues.get(name)) is not None]
+    """Return the queues of these names that exist, in the same order.
+
+    A queue that moves is returned as its life that takes messages.
+    """
+    return [
+        queue if queue.moving is None else taking(queue)
+        for name in names
+        if (queue := vhost.queues.get(name)) is not None
+    ]
+
+
+def is_shut(queue: QueuePut) -> bool:
+    """Return whether publishes to the queue have to wait."""
+    return queue.moving is not None and queue.moving.step == SHUT
+
+
+def are_shut(vhost: Vhost, names: Iterable[str]) -> bool:
+    """Return whether publishes to one of these queues have to wait."""
+    for name in names:
+        queue = vhost.queues.get(name)
+        if queue is not None and queue.moving is not None and is_shut(queue):
+            return True
+    return False
 
 
 def by_shard(queues: Sequence[QueuePut]) -> list[ShardQueues]:
     """Return the queues in groups of one shard, each small enough for one record.
 
     Streams in which exchanges keep messages are the last of `queues`; their shard is told all
-    queues of the message.
+    queues of the message. Raises QueueShut.
     """
+    for queue in queues:
+        if queue.moving is not None and is_shut(queue):
+            raise QueueShut(queue.name)
     if len(queues) == 1:
         (queue,) = queues
         return [ShardQueues(queue.shard, [queue.id], queue.durable)]

@@ -17,7 +17,7 @@ from shardmq.broker.amqp import ConnectionException, contents, properties
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.stored_runs import NO_TTL, pack
-from shardmq.broker.front_door.publish.targets import by_shard, existing
+from shardmq.broker.front_door.publish.targets import by_shard, existing, is_shut
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.routing import Message, delaying, hidden, route_message
 from shardmq.broker.shared.cluster_name import cluster_name
@@ -104,7 +104,8 @@ class Tracing:
         key_bytes = key.encode()[:ROUTING_KEY_BYTES_MAX]
         key = key_bytes.decode(errors="ignore")
         names = route_message(vhost.table, TRACE_EXCHANGE, Message(key, headers)).queues
-        groups = by_shard(existing(vhost, names))
+        queues = existing(vhost, names)
+        groups = by_shard([queue for queue in queues if not is_shut(queue)])
         if not groups:
             return 0
         stored = properties.stored_with(TRACE_EXCHANGE.encode(), key.encode(), headers, body)

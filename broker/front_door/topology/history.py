@@ -26,6 +26,7 @@ from pamqp import base
 
 from shardmq.broker.amqp import contents, frames, properties
 from shardmq.broker.front_door.publish.stored_runs import PERSISTENT
+from shardmq.broker.front_door.publish.targets import is_shut
 from shardmq.broker.front_door.topology.steps import (
     AskController,
     AskEach,
@@ -41,7 +42,7 @@ from shardmq.broker.front_door.topology.steps import (
     Watch,
 )
 from shardmq.broker.model.catalog import Vhost
-from shardmq.broker.model.changes import BindingPut
+from shardmq.broker.model.changes import BindingPut, taking
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.routing import Message, keeping
 from shardmq.broker.routing.delaying import inner_type
@@ -219,8 +220,14 @@ class _Copying:
     def _store(self, facts: frames.Facts, blob: bytes, count: int) -> Steps[None]:
         """Store copies in the queue. Raises Refusal when its shard does not take them."""
         ttl_ms, mode, priority, flags = facts
-        persistent, target = mode == PERSISTENT, self.target
+        persistent = mode == PERSISTENT
         for _ in range(TRIES_MAX):
+            vhost = (yield SeeCatalog()).vhost(self.request.vhost)
+            there = vhost.queues.get(self.target.name) if vhost is not None else None
+            target = self.target if there is None else taking(there)
+            if is_shut(target):
+                yield Sleep(FOLLOW_EACH_S)
+                continue
             run = (
                 target.shard,
                 [target.id],

@@ -560,6 +560,14 @@ cdef class Sequences:
         times = sorted(self.places[i].last_ms for i in range(0, self.count, step))
         return times[len(times) // share] + 1 if times else 0
 
+    def has_queue(self, unsigned int queue_id) -> bool:
+        """Return whether a message of some producer is stored in that queue."""
+        cdef uint32_t i
+        for i in range(self.count):
+            if self.places[i].queue_id == queue_id and self.places[i].next:
+                return True
+        return False
+
     def highest(self, unsigned int queue_id, bytes producer not None):
         """Return the highest sequence of that producer in that queue, None if there is none."""
         cdef uint32_t i

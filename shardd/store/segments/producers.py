@@ -86,6 +86,10 @@ class Producers:
         ]
         return max(written, default=NO_CHAIN)
 
+    def has(self, queue_id: int) -> bool:
+        """Return whether there are producers of a queue."""
+        return len(self.table) > 0 and self.table.has_queue(queue_id)
+
     def forget_queue(self, queue_id: int) -> None:
         """Forget the producers of a queue with the next sweep."""
         if len(self.table):

@@ -56,6 +56,13 @@ class Returns:
             found.append(now)
         return found
 
+    def put(self, queue_id: int, entries: array[int], times: Iterable[int]) -> None:
+        """Take the counts of messages that came from another shard."""
+        known = self.times.setdefault(queue_id, {})
+        for entry, count in zip(entries, times, strict=True):
+            known[entry & ~FLAGS] = count
+            self._changed[queue_id, entry & ~FLAGS] = None
+
     def of(self, queue_id: int, entry: int) -> int:
         times = self.times.get(queue_id)
         return times.get(entry & ~FLAGS, 0) if times else 0

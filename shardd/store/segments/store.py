@@ -37,6 +37,7 @@ from shardmq.shardd.store.open_segment import RENEW_BYTES, SETTLED_BYTES_MAX, Se
 from shardmq.shardd.store.segments import producers, recovery, returns
 from shardmq.shardd.store.segments.appending import Appender
 from shardmq.shardd.store.segments.compaction import ReclaimJob
+from shardmq.shardd.store.segments.letters import Letters
 from shardmq.shardd.store.segments.merging import Merging
 from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_AT_ONCE
 from shardmq.shardd.store.segments.recovery import Progress
@@ -87,6 +88,10 @@ class SegmentStore(SegmentStoreState):
         # Without a call between.
         self.peek, self.came_at = self._retrieval.peek, segments.ages.came_at
         self.note_time = segments.note_time
+        # For queues that move to another shard, or come from there.
+        self.letters = Letters(segments, self._retrieval).records
+        self.set_returns = segments.returns.put
+        self.has_producers = segments.producers.has
 
     # -- start and stop ----------------------------------------------------------------------------
 

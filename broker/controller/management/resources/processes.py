@@ -202,7 +202,7 @@ def _told_in_cluster(context: Context, known: KnownNode, facts: NodeFacts) -> di
         "etcd_silent_s": facts.etcd_silent_s,
         "contexts": contexts(listeners(context, known.name)),
         "net_ticktime": 0,
-        "being_drained": False,
+        "being_drained": known.name in context.catalog.drained_nodes,
     }
 
 

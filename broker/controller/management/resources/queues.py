@@ -33,8 +33,9 @@ from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses import queue_sort_keys
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing
-from shardmq.broker.controller.requests import Pause
-from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.controller.moving.mover import STEP_NAMES, MoveProgress, begin
+from shardmq.broker.controller.requests import MoveOn, Pause
+from shardmq.broker.model.changes import CALLED_OFF, CHOSEN, Moving, QueuePut
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.model.policies import NOTHING, queue_arguments
 from shardmq.broker.shared.control import QueueDeclare, QueueRemove
@@ -58,7 +59,7 @@ ATTRIBUTES = frozenset(("name", "vhost", "durable", "auto_delete", "shard"))
 PLAIN = ATTRIBUTES | {
     "exclusive", "arguments", "type", "node", "policy", "operator_policy",
     "effective_policy_definition", "state", "owner_pid_details", "leader", "members", "online",
-    "effective_arguments",
+    "effective_arguments", "moving",
 }  # fmt: skip
 
 
@@ -92,6 +93,8 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
             "index": queue.part.index,
             "shard_state": queue.part.state,
         }
+    if queue.moving is not None:
+        shown["moving"] = moving_shown(queue, queue.moving, context)
     if queue.owner and (holder := context.presence.connection(queue.owner)) is not None:
         shown["owner_pid_details"] = {
             "name": holder.name,
@@ -99,6 +102,24 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
             "peer_port": holder.peer_port,
         }
     return shown
+
+
+def moving_shown(queue: QueuePut, moving: Moving, context: Context) -> dict[str, Any]:
+    """Return how far the move of a queue is. `waits_for` says why it does not go on."""
+    progress = context.moves.get((queue.vhost, queue.name)) or MoveProgress()
+    old, new = moving.shard, queue.shard
+    if moving.step in (CHOSEN, CALLED_OFF):
+        old, new = new, old
+    return {
+        "step": STEP_NAMES[moving.step],
+        "from_shard": old,
+        "from_node": context.cluster.of_shard(old),
+        "to_shard": new,
+        "to_node": context.cluster.of_shard(new),
+        "messages_moved": progress.moved,
+        "messages_left": progress.left,
+        "waits_for": progress.waits_for,
+    }
 
 
 def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
@@ -319,6 +340,54 @@ async def _set_paused(call: Call, paused: bool) -> None:
     check(await call.authority.ask(Pause(vhost.name, queue.name, paused)))
 
 
+class PlaceBody(msgspec.Struct):
+    """The place that a queue is moved to: a node, or a shard of any node."""
+
+    node: str | None = None
+    shard: int | None = None
+
+
+async def move(call: Call) -> None:
+    """Begin to move a queue with its messages to another shard; its row shows how far it is."""
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(Configure(vhost.name, queue.name))
+    body = await call.body(PlaceBody)
+    if (body.node is None) == (body.shard is None):
+        raise bad_request("either node or shard must be given")
+    shard = body.shard
+    if shard is None:
+        shard = _shard_of(call, str(body.node), queue)
+    context = call.context
+    check(
+        await begin(
+            context.catalog, context.authority, context.shards, vhost.name, queue.name, shard
+        )
+    )
+
+
+def _shard_of(call: Call, name: str, queue: QueuePut) -> int:
+    """Return the shard of a node for a queue: its own if it is there, else the emptiest one."""
+    nodes = call.context.cluster.nodes
+    node = next((node for node in nodes if name in (node.name, node.name.partition("@")[2])), None)
+    if node is None:
+        raise bad_request(f"node: there is no node '{name}'")
+    if not node.is_alive:
+        raise bad_request(f"node: '{name}' is down")
+    index = call.catalog.index
+    if queue.shard in node.shards or not node.shards:
+        return queue.shard
+    return min(node.shards, key=lambda shard: (index.count_on(shard), shard))
+
+
+async def call_off_move(call: Call) -> None:
+    """Call off a move of which no message is at the new place yet."""
+    vhost, queue = call.vhost_to_change(), _queue(call)
+    call.must(Configure(vhost.name, queue.name))
+    if queue.moving is None:
+        raise bad_request("the queue does not move")
+    check(await call.authority.ask(MoveOn(vhost.name, queue.name, queue.moving.id, CALLED_OFF)))
+
+
 async def purge(call: Call) -> web.Response:
     """Purge all ready messages, or with ?count= so many of a classic queue, the next ones first.
 
@@ -354,4 +423,6 @@ ROUTES = [
     Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
     Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
     Route("PUT", "/api/queues/{vhost}/{queue}/restart", restart),
+    Route("POST", "/api/queues/{vhost}/{queue}/move", move, "policymaker", body=PlaceBody),
+    Route("DELETE", "/api/queues/{vhost}/{queue}/move", call_off_move, "policymaker"),
 ]

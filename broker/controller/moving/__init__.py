@@ -1,0 +1,1 @@
+"""Moves of queues with their messages from one shard to another."""

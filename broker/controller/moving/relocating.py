@@ -1,0 +1,143 @@
+"""Moves queues away from drained nodes, and those that a rebalancing has chosen.
+
+Which nodes are drained is a parameter (`DRAINED_NODES`), so it outlives the controller. What a
+rebalancing has still to move does not: whoever wants it asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.cluster_view import ClusterView, KnownNode
+from shardmq.broker.controller.moving import mover
+from shardmq.broker.controller.moving.spread import (
+    Planned,
+    counts_of,
+    emptiest,
+    evened_out,
+    why_it_stays,
+)
+from shardmq.broker.controller.peers.shard_links import ShardLinks
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import QueuePut
+
+LOOK_S: Final = 0.2
+IDLE_LOOK_S: Final = 1.0
+# Queues that move at the same time: their messages go over the same network.
+AT_ONCE: Final = 2
+# A queue whose move was refused is tried again after this time.
+REFUSED_S: Final = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class LeftBehind(NamedTuple):
+    """A queue that a drain cannot move, and why."""
+
+    queue: QueuePut
+    why: str
+
+
+class Relocating:
+    """The moves that drains and rebalancings ask for."""
+
+    def __init__(
+        self, catalog: Catalog, authority: Authority, shards: ShardLinks, cluster: ClusterView
+    ) -> None:
+        self._catalog = catalog
+        self._authority = authority
+        self._shards = shards
+        self._cluster = cluster
+        self._planned: deque[Planned] = deque()
+        self._refused: dict[int, tuple[str, float]] = {}  # why, and when, by the id of the queue
+
+    async def run(self) -> None:
+        """Begin one move after the other until cancelled."""
+        while True:
+            busy = False
+            try:
+                busy = await self._begin_next()
+            except Exception:  # the next look tries again
+                log.exception("a queue cannot be moved")
+            await asyncio.sleep(LOOK_S if busy else IDLE_LOOK_S)
+
+    def places(self) -> Collection[int]:
+        """Return the shards that queues are moved to."""
+        return self._authority.places.shards
+
+    def on_node(self, node: KnownNode) -> list[QueuePut]:
+        """Return the queues that lie on a node, at least with a part of their messages."""
+        shards = set(node.shards)
+        return [
+            queue
+            for queue in self._catalog.index.all()
+            if queue.shard in shards or (queue.moving and queue.moving.shard in shards)
+        ]
+
+    def left_behind(self, queues: Collection[QueuePut]) -> list[LeftBehind]:
+        """Return those of the queues of a drained node that stay there."""
+        found = []
+        for queue in queues:
+            if queue.moving is None:
+                refused = self._refused.get(queue.id)
+                if why := why_it_stays(queue) or (refused[0] if refused else ""):
+                    found.append(LeftBehind(queue, why))
+        return found
+
+    def plan(self) -> list[Planned]:
+        """Return the moves that even out the numbers of queues on the shards."""
+        return evened_out(list(self._catalog.index.all()), self.places())
+
+    def rebalance(self) -> list[Planned]:
+        """Begin the moves of `plan`, in the place of those that an earlier call has left."""
+        planned = self.plan()
+        self._planned = deque(planned)
+        return planned
+
+    async def _begin_next(self) -> bool:
+        """Begin a move, if there is room for one; return whether some are under way."""
+        under_way = len(self._catalog.index.moving())
+        if under_way >= AT_ONCE:
+            return True
+        planned = self._next()
+        if planned is None:
+            return under_way > 0
+        queue = planned.queue
+        answer = await mover.begin(
+            self._catalog, self._authority, self._shards, queue.vhost, queue.name, planned.to
+        )
+        if answer.code:
+            log.warning("%s", answer.text)
+            self._refused[queue.id] = answer.text, asyncio.get_running_loop().time()
+        return True
+
+    def _next(self) -> Planned | None:
+        while self._planned:
+            queue, to = self._planned.popleft()
+            now = self._catalog.queue_by_id(queue.id)
+            if now is not None and to in self.places() and not why_it_stays(now):
+                return Planned(now, to)
+        return self._of_drained()
+
+    def _of_drained(self) -> Planned | None:
+        drained = self._catalog.drained_nodes
+        places = self.places()
+        since = asyncio.get_running_loop().time() - REFUSED_S
+        self._refused = {id: each for id, each in self._refused.items() if each[1] > since}
+        leaving = {
+            shard
+            for node in self._cluster.nodes
+            if node.name in drained and node.is_alive
+            for shard in node.shards
+        }.difference(places)
+        if not leaving or not places:
+            return None
+        for queue in self._catalog.index.all():
+            if queue.shard in leaving and queue.id not in self._refused and not why_it_stays(queue):
+                return Planned(queue, emptiest(counts_of(self._catalog.index.all(), places)))
+        return None

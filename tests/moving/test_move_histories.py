@@ -1,0 +1,54 @@
+"""Whatever dies while a queue moves: order holds, nothing is lost, what comes twice is marked."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardmq.broker.controller.moving import mover
+from shardmq.broker.model.changes import Moving, QueuePut
+from tests.support.moving_world import PromiseBroken, play
+
+SEEDS = range(30)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_order_and_messages_survive_whatever_dies_while_a_queue_moves(seed: int) -> None:
+    play(seed)
+
+
+class WithoutShutting(mover._Move):
+    """Lets the new place take messages before the old ones are there."""
+
+    async def _end(self, queue: QueuePut, moving: Moving) -> None:
+        await self._step(moving, mover.MOVED)
+        while await self._carry_some(queue, moving):
+            pass
+
+
+class WithoutFence(mover._Move):
+    """Does not wait for what front doors have routed before."""
+
+    async def _fence(self) -> None:
+        pass
+
+
+class Forgetful(mover._Move):
+    """Takes a batch for stored when its answer is late."""
+
+    async def _carry_some(self, queue: QueuePut, moving: Moving) -> int:
+        try:
+            return await super()._carry_some(queue, moving)
+        except mover.ShardSilent:
+            if self._letters is not None:
+                self._number, self._letters = self._number + 1, None
+            raise
+
+
+@pytest.mark.parametrize("kind", [WithoutShutting, WithoutFence, Forgetful])
+def test_the_histories_find_a_move_that_is_wrong(kind: type[mover._Move]) -> None:
+    for seed in range(200):
+        try:
+            play(seed, kind, kills=0.0)
+        except PromiseBroken:
+            return
+    raise AssertionError("not found")

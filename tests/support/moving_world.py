@@ -1,0 +1,430 @@
+"""A queue moves between two shards. Processes die, and requests are lost or come twice.
+
+The move, its decisions, the shards and their stores are the real ones. The controller, the front
+door, a publisher and a consumer are played: one thing happens at a time, in an order that the seed
+chooses. The publisher numbers its messages. Whatever happens, the numbers that the consumer sees
+for the first time ascend, what comes twice is marked, and what was confirmed comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from shardmq.broker.controller.decisions.decisions import Decisions
+from shardmq.broker.controller.moving import mover
+from shardmq.broker.controller.moving.mover import MoveProgress, QueueName
+from shardmq.broker.controller.peers.shard_links import ShardSilent
+from shardmq.broker.controller.requests import Move
+from shardmq.broker.controller.shard_orders import ShardOrders
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import SHUT, QueuePut, VhostPut, taking
+from shardmq.broker.model.checks import Refusal
+from shardmq.broker.routing.placement import Placement
+from shardmq.broker.shared.control import Answer
+from shardmq.shardd import moves
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.store.errors import DiskFull
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.wire import codec, envelope
+from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.lane import joined
+from tests.reference.record import encode_message, split_messages
+from tests.support.dict_store import NoStreams
+from tests.support.faulty_files import FaultyFiles
+
+NAME = QueueName("/", "q")
+SEGMENT_BYTES = 4096
+DOOR = 0
+CONNECTION, CHANNEL = 9, 1
+NO_TTL = 0xFFFFFFFF
+MESSAGES_MAX = 250
+# Nothing goes wrong any more after so many requests of one move, so that each move ends.
+REQUESTS_MAX = 150
+PREFETCH = 7
+BODY_AT = 13  # in a stored message: 8 bytes of lengths, 3 of names, 2 of properties
+
+
+class PromiseBroken(AssertionError):
+    """What the world is played for."""
+
+
+class Home(NoStreams):
+    def __init__(self, files: FaultyFiles) -> None:
+        self.files = files
+
+    def open(self, vhost: str) -> SegmentStore:
+        return SegmentStore("d", files=self.files, segment_bytes=SEGMENT_BYTES, spare_segments=1)
+
+    def remove(self, vhost: str) -> None: ...
+    def keep_only(self, vhosts: object) -> None: ...
+    def recovered(self, vhost: str, store: object) -> None: ...
+    def progress(self, vhost: str, done: int, total: int, messages: int) -> None: ...
+
+
+class ShardLife:
+    """One shard: the process that runs now, and the files that outlive it."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.files = FaultyFiles(world.random.randrange(1 << 30))
+        self.epoch = 0
+        self.start()
+
+    def start(self) -> None:
+        self.epoch += 1
+        self.shard = Shard(
+            self.number,
+            self.epoch,
+            1,
+            Home(self.files),
+            no_room=(DiskFull,),  # type: ignore[arg-type]
+        )
+        self.batch = 0
+        self.unconfirmed: dict[int, int] = {}  # message by batch
+        self.replies: dict[int, Any] = {}
+        self.held: list[tuple[int, int]] = []  # consumer, delivery number
+        for peer in (m.CONTROLLER, DOOR):
+            self.tell(m.Join(f"peer-{peer}"), peer, epoch=0)
+        self.tell(m.Assign(self.world.orders.queues_of(self.number)), m.CONTROLLER)
+        self.turn()
+        self.world.attach_again(self)
+
+    def crash(self) -> None:
+        """Lose the power, or end in order."""
+        if self.world.random.random() < 0.3:
+            self.sync()
+            self.shard.close()
+            self.files = self.files.restarted(power_cut=False)
+        else:
+            self.files = self.files.restarted(power_cut=self.world.random.random() < 0.7)
+        self.start()
+
+    def tell(self, what: Any, peer: int = DOOR, epoch: int | None = None) -> None:
+        data = envelope.control(peer, 1, self.epoch if epoch is None else epoch, self.number, what)
+        self.shard.receive(data, self.world.now)
+
+    def publish(self, queue_id: int, message: int) -> None:
+        self.batch += 1
+        packer = packing.Packer(2)
+        stored = encode_message(str(message).encode() * 8, b"", b"q")
+        packer.add_stored(
+            self.number, [queue_id], stored, CONNECTION, CHANNEL, self.batch,
+            self.world.now, NO_TTL, 0xFF, True, True,
+        )  # fmt: skip
+        data = packer.take(self.number, DOOR, 1, self.epoch, self.batch)
+        assert data is not None
+        self.unconfirmed[self.batch] = message
+        self.shard.receive(data, self.world.now)
+
+    def turn(self) -> None:
+        for out in self.shard.turn_end(self.world.now):
+            self._hear(joined(out.message))
+
+    def _hear(self, message: bytes) -> None:
+        kind = envelope.read(message).kind
+        if kind == m.CONFIRMED:
+            last, refused = envelope.read_confirmed(message)
+            for batch in [batch for batch in self.unconfirmed if batch <= last]:
+                number = self.unconfirmed.pop(batch)
+                if not refused:
+                    self.world.confirmed.add(number)
+        elif kind == m.DELIVER:
+            for section in codec.read_deliveries(message):
+                _, _, consumer, first, redelivered, _, blob = section[:7]
+                bodies = [each[BODY_AT:] for each in split_messages(bytes(blob))]
+                for at, body in enumerate(bodies):
+                    self.world.seen(int(body[: len(body) // 8]), redelivered)
+                    self.held.append((consumer, first + at))
+        elif kind == m.CONTROL:
+            what = envelope.read_control(message)
+            if (request := getattr(what, "request", None)) is not None:
+                self.replies[request] = what
+
+    def sync(self) -> None:
+        self.turn()
+        if (sync := self.shard.syncs.begin()) is not None:
+            sync.run()
+            self.shard.syncs.end()
+        self.turn()
+
+    def sync_settled(self) -> None:
+        self.shard.syncs.want()
+        self.sync()
+        if (sync := self.shard.syncs.begin_settled()) is not None:
+            sync.run()
+            self.shard.syncs.end_settled()
+
+    def reclaim(self) -> None:
+        if (step := self.shard.syncs.begin_reclaim(self.world.now)) is not None:
+            step.run()
+            self.shard.syncs.end_reclaim(self.world.now)
+
+    def settle(self, count: int, kind: int = m.ACK) -> None:
+        some, self.held = self.held[:count], self.held[count:]
+        told = [(consumer, kind, number, number) for consumer, number in some]
+        if told:
+            self.shard.receive(
+                envelope.settles(DOOR, 1, self.epoch, self.number, told), self.world.now
+            )
+
+
+class World:
+    """The queue, its shards, and who uses it. `faults` is the share of requests that go wrong."""
+
+    def __init__(self, seed: int, faults: float = 0.1, kills: float = 0.02) -> None:
+        self.random = random.Random(seed)
+        self.faults, self.kills = faults, kills
+        self.now = 1_000_000
+        self.ids = 0
+        self.catalog = Catalog(routes=False)
+        self.catalog.apply(VhostPut("/"))
+        self.decisions = Decisions(self.catalog, self._new_id, str, Placement([0, 1]))
+        self.catalog.apply(QueuePut("/", "q", self._new_id(), 0))
+        self.orders = ShardOrders(self.catalog, mock.Mock(), mock.Mock())
+        self.view = self._queue()  # the queue as the front door knows it
+        self.consumer = self.last_consumer = 0
+        self.outbox: list[tuple[int, int, int]] = []  # shard, queue id, message
+        self.last = 0
+        self.confirmed: set[int] = set()
+        self.first_seen: list[int] = []
+        self.seen_ever: set[int] = set()
+        self.shards: list[ShardLife] = []
+        self.request_number = 0
+        self.trouble = 0
+        for number in range(2):
+            self.shards.append(ShardLife(self, number))
+        self._attach()
+
+    def _new_id(self) -> int:
+        self.ids += 1
+        return self.ids
+
+    def _queue(self) -> QueuePut:
+        queue = self.catalog.queue(*NAME)
+        assert queue is not None
+        return queue
+
+    # -- what is promised ------------------------------------------------------------------------
+
+    def seen(self, message: int, redelivered: bool) -> None:
+        if message in self.seen_ever:
+            if not redelivered:
+                raise PromiseBroken(f"{message} comes twice, and is not marked")
+            return
+        self.seen_ever.add(message)
+        if self.first_seen and message < self.first_seen[-1]:
+            raise PromiseBroken(f"{message} comes behind {self.first_seen[-1]}")
+        self.first_seen.append(message)
+
+    def check_all(self) -> None:
+        """Let the consumer have all there is, and look for what is missing."""
+        self.kills = self.faults = 0.0
+        for _ in range(3):
+            self._deliver_outbox(len(self.outbox))
+            for shard in self.shards:
+                shard.sync()
+        for _ in range(10_000):
+            held = sum(len(shard.held) for shard in self.shards)
+            for shard in self.shards:
+                shard.settle(len(shard.held))
+                shard.turn()
+            if not held and not any(shard.held for shard in self.shards):
+                break
+        missing = self.confirmed - self.seen_ever
+        if missing:
+            raise PromiseBroken(f"never came: {sorted(missing)[:10]}")
+
+    # -- the front door --------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        if self.view.moving is not None and self.view.moving.step == SHUT:
+            return
+        if self.last > MESSAGES_MAX:
+            return
+        to = taking(self.view)
+        for _ in range(self.random.choice((1, 1, 3, 10))):
+            self.last += 1
+            self.outbox.append((to.shard, to.id, self.last))
+
+    def _deliver_outbox(self, count: int) -> None:
+        """Let batches arrive: those for one shard stay in order."""
+        for _ in range(min(count, len(self.outbox))):
+            shard = self.random.choice([each[0] for each in self.outbox])
+            at = next(i for i, each in enumerate(self.outbox) if each[0] == shard)
+            _, queue_id, message = self.outbox.pop(at)
+            self.shards[shard].publish(queue_id, message)
+
+    def _attach(self) -> None:
+        self.last_consumer += 1
+        self.consumer = self.last_consumer
+        self._send_attach(self.shards[self.view.shard])
+
+    def _send_attach(self, shard: ShardLife) -> None:
+        shard.tell(
+            m.Attach(
+                0, self.view.id, self.consumer, CONNECTION, CHANNEL, "tag", False, False, 0,
+                PREFETCH, resumed=True,
+            )
+        )  # fmt: skip
+
+    def attach_again(self, shard: ShardLife) -> None:
+        if self.consumer and self.view.shard == shard.number:
+            self._send_attach(shard)
+
+    def apply(self) -> None:
+        """Let the front door know what is in force."""
+        old, self.view = self.view, self._queue()
+        if self.view.id != old.id:
+            self.shards[old.shard].tell(m.Detach(0, self.consumer))
+            self._attach()
+
+    async def fence(self) -> bool:
+        self.happen()
+        if self.random.random() < self.faults:
+            return False
+        self._deliver_outbox(len(self.outbox))
+        return True
+
+    # -- what happens meanwhile ------------------------------------------------------------------
+
+    def happen(self) -> None:
+        for _ in range(self.random.randrange(6)):
+            self.now += self.random.randrange(50)
+            shard = self.random.choice(self.shards)
+            if self.random.random() < self.kills:
+                shard.crash()
+            else:
+                self.random.choice(
+                    (
+                        self.publish,
+                        lambda: self._deliver_outbox(self.random.randrange(8)),
+                        shard.turn,
+                        shard.sync,
+                        lambda shard=shard: shard.settle(self.random.randrange(6)),  # type: ignore[misc]
+                        lambda shard=shard: shard.settle(1, m.REQUEUE),  # type: ignore[misc]
+                        shard.sync_settled,
+                        shard.reclaim,
+                    )
+                )()
+
+    # -- the controller --------------------------------------------------------------------------
+
+    def request(
+        self, number: int, make: Callable[[int], m.Message], wait_s: float = 0
+    ) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._request(number, make))
+
+    async def _request(self, number: int, make: Callable[[int], m.Message]) -> Any:
+        self.happen()
+        self.request_number += 1
+        request = self.request_number
+        message = make(request)
+        pick, shard = self.random, self.shards[number]
+        self.trouble -= 1
+        if not self.trouble:
+            self.kills = self.faults = 0.0
+        if pick.random() < self.faults:
+            raise ShardSilent("the request is lost")
+        shard.tell(message, m.CONTROLLER)
+        if pick.random() < self.faults:
+            shard.tell(message, m.CONTROLLER)  # by another session
+        if pick.random() < self.faults:
+            shard.sync()
+            raise ShardSilent("the answer is late")
+        while True:
+            self.happen()
+            shard.sync()
+            if request in shard.replies:
+                return shard.replies.pop(request)
+            # A new process of the shard is asked again.
+            shard.tell(message, m.CONTROLLER)
+
+    async def ask(self, request: Any) -> Answer:
+        self.happen()
+        try:
+            decision = self.decisions.decide(request, "")
+        except Refusal as refusal:
+            return Answer(0, refusal.code, refusal.text)
+        for change in decision.changes:
+            self.catalog.apply(change)
+        for queue in decision.create:
+            self.happen()
+            spec = self.orders._spec(queue)
+            self.shards[queue.shard].tell(m.CreateQueues(0, [spec]), m.CONTROLLER)
+        self.happen()
+        self.apply()
+        self.happen()
+        for queue in decision.drop:
+            self.shards[queue.shard].tell(m.DeleteQueue(0, queue.id), m.CONTROLLER)
+        return Answer(0)
+
+    def make(self, is_own: bool, kind: type[mover._Move]) -> mover._Move:
+        links, doors = mock.Mock(), mock.Mock()
+        links.request, doors.fence = self.request, self.fence
+        links.shards = [mock.Mock(used=set()), mock.Mock(used=set())]
+        authority = mock.Mock(ask=self.ask)
+        return kind(
+            self.catalog, authority, links, doors, NAME, MoveProgress(), is_own,
+            asyncio.Semaphore(1),
+        )  # fmt: skip
+
+    async def move(self, kind: type[mover._Move] = mover._Move) -> None:
+        """Move the queue to the other shard; the controller may die on the way, too."""
+        for _ in range(20):
+            self.happen()
+        self.trouble = REQUESTS_MAX
+        await self.ask(Move("/", "q", 1 - self._queue().shard))
+        while self._queue().moving is not None:
+            task = asyncio.ensure_future(self.make(self.random.random() < 0.3, kind).run())
+            for _ in range(self.random.randrange(10, 300)):
+                if task.done():
+                    break
+                await asyncio.sleep(0)
+            if self.kills and not task.done():
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self.apply()
+
+
+def play(seed: int, kind: type[mover._Move] = mover._Move, *, kills: float = 0.02) -> World:
+    """Move a queue twice under a load, and check all that is promised. Raises PromiseBroken."""
+    pick = random.Random(seed)
+
+    async def run() -> World:
+        world = World(seed, faults=pick.choice((0.0, 0.05, 0.2)), kills=kills)
+        for _ in range(2):
+            await world.move(kind)
+        world.check_all()
+        return world
+
+    async def no_sleep(seconds: float) -> None:
+        await real_sleep(0)
+
+    real_sleep = asyncio.sleep
+    with (
+        mock.patch.object(mover, "HANDOVER_S", 0.0),
+        mock.patch.object(mover, "SHRINK_S", 0.0),
+        mock.patch.object(mover, "SHUT_MESSAGES", pick.choice((2, 20))),
+        mock.patch.object(moves, "BATCH_MESSAGES", pick.choice((1, 4, 50))),
+        mock.patch.object(moves, "BATCH_BYTES", pick.choice((100, 4000))),
+        mock.patch.object(mover, "asyncio", _Clockless(no_sleep)),
+    ):
+        return asyncio.run(run())
+
+
+class _Clockless:
+    """asyncio, but nothing sleeps."""
+
+    def __init__(self, sleep: Any) -> None:
+        self.sleep = sleep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
