@@ -68,7 +68,7 @@ class World:
         self.noted: list[QueuePut] = []
         self.may_go = True
 
-    def note(self, queue: QueuePut) -> bool:
+    async def note(self, queue: QueuePut) -> bool:
         self.noted.append(queue)
         if not self.may_go and len(self.noted) == 2:
             self.through.set()
