@@ -111,10 +111,9 @@ class ClusterView:
         node = self._shards.get(shard)
         return self._own_number if node is None else node.number
 
-    def in_sync_of(self, shard: int) -> list[str]:
-        """Return the names of the nodes that have all of a shard; the one that leads is first."""
-        leader = self.of_shard(shard)
-        return [leader, *(name for name in self._copies.get(shard, ()) if name != leader)]
+    def in_sync_of(self, shard: int) -> Collection[str]:
+        """Return the names of the nodes that have all of a shard."""
+        return self._copies.get(shard) or (self.of_shard(shard),)
 
     def of_owner(self, owner: str) -> str:
         """Return the name of the node that a connection is at, by the connection's owner."""

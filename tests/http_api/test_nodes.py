@@ -172,5 +172,5 @@ async def test_shards_say_on_which_nodes_they_are(cluster: Api) -> None:
     for path in ("/api/shards", "/api/shards/load"):
         rows = await cluster.get(path)
         assert [(row["node"], row["in_sync"]) for row in rows] == [
-            (LEADER, [LEADER]), (OTHER, [OTHER, LEADER]),
+            (LEADER, [LEADER]), (OTHER, [LEADER, OTHER]),
         ]  # fmt: skip

@@ -24,7 +24,6 @@ class Presence:
     channels_max: the most channels of the broker; 0 for no limit.
     opened: connections since the controller's start, and those that it found open then, by the
         number of the node that they are at.
-    open_now: those that are open, likewise.
     """
 
     def __init__(self) -> None:
@@ -32,13 +31,10 @@ class Presence:
         self.channels_max = 0
         self._connections: dict[str, ConnectionInfo] = {}
         self.opened: Counter[int] = Counter()
-        self.open_now: Counter[int] = Counter()
 
     def up(self, info: ConnectionInfo) -> None:
         if info.owner not in self._connections:
-            node = node_of(door_of(info.owner))
-            self.opened[node] += 1
-            self.open_now[node] += 1
+            self.opened[node_of(door_of(info.owner))] += 1
         self._connections[info.owner] = info
 
     def channels_beside(self, owner: str, user: str) -> tuple[int, int]:
@@ -54,8 +50,7 @@ class Presence:
             self._connections[owner] = msgspec.structs.replace(info, channels=channels)
 
     def down(self, owner: str) -> None:
-        if self._connections.pop(owner, None) is not None:
-            self.open_now[node_of(door_of(owner))] -= 1
+        self._connections.pop(owner, None)
 
     def door_up(self, door: int, connections: Iterable[ConnectionInfo]) -> None:
         """Take the connections of a front door that is here: it has those that it says now."""
@@ -69,7 +64,6 @@ class Presence:
         gone = [owner for owner in self._connections if door_of(owner) == door]
         for owner in gone:
             del self._connections[owner]
-        self.open_now[node_of(door)] -= len(gone)
         return gone
 
     def connections(self) -> list[ConnectionInfo]:

@@ -18,7 +18,7 @@ def counts(part: Part, stats: Stats) -> dict[str, float]:
     Channels count since each front door was started, the others since the controller was. Queues
     count at the node of a cluster that leads. `stats`: the numbers of the part.
     """
-    connections, channels = part.open_connections(), stats.counters.get("channels", 0)
+    connections, channels = len(part.connections()), stats.counters.get("channels", 0)
     opened, queues = part.connections_opened(), part.context.authority.queue_churn()
     channels_opened = stats.counters.get("channels_opened", 0)
     return {

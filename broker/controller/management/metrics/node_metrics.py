@@ -48,7 +48,7 @@ def values(part: Part, stats: Stats, found: list[dict[str, Any]]) -> dict[str, f
     return {
         "process_open_fds": sum(row.get("fd_used") or 0 for row in found),
         "process_max_fds": sum(row.get("fd_total") or 0 for row in found),
-        "process_open_tcp_sockets": part.open_connections(),
+        "process_open_tcp_sockets": len(part.connections()),
         "process_max_tcp_sockets": processes.tcp_sockets_max(part.context, found),
         "process_resident_memory_bytes": sum(each.memory_bytes for each in facts),
         "resident_memory_limit_bytes": sum(each.memory_limit_bytes for each in facts),

@@ -6,7 +6,6 @@ nothing twice. What is of no single node is shown by the node that leads.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cached_property
 from typing import Any
 
@@ -92,15 +91,9 @@ class Part:
             return connections
         return [one for one in connections if node_of(door_of(one.owner)) == node.number]
 
-    def open_connections(self) -> int:
-        return self._count(self.context.presence.open_now)
-
     def connections_opened(self) -> int:
-        """Return the number of connections since the start of the controller."""
-        return self._count(self.context.presence.opened)
-
-    def _count(self, by_node: Counter[int]) -> int:
-        return by_node.total() if self._node is None else by_node[self._node.number]
+        opened = self.context.presence.opened
+        return opened.total() if self._node is None else opened[self._node.number]
 
     def queues(self) -> int:
         """Return the number of queues, without those of exchanges."""

@@ -1,6 +1,6 @@
 """The samples of the past: the numbers of the broker and of its objects at earlier moments.
 
-The broker as a whole, its nodes, the shards and some vhosts have a sample every 5 s for 10 minutes,
+The broker as a whole, this node, the shards and some vhosts have a sample every 5 s for 10 minutes,
 and one every 5 min for a day. Some queues, exchanges, connections and channels have the 10 minutes:
 those that are among the busiest, and those that somebody looked at lately. `sampling.py` takes the
 samples, `time_range.py` answers calls with them.
@@ -95,8 +95,8 @@ NODE: Final = Kind(
         ("mem_used", "fd_used", "sockets_used", "proc_used", "disk_free"), NODE_STATS, counter=False
     )
     + _columns(("io_sync_count",), NODE_STATS),
-    most=64,
-    busiest=64,
+    most=1,
+    busiest=1,
     is_long=True,
 )
 SHARD: Final = Kind(
@@ -134,7 +134,7 @@ CHANNEL: Final = Kind(
 )  # fmt: skip
 
 KINDS: Final = (BROKER, NODE, SHARD, VHOST, QUEUE, EXCHANGE, CONNECTION, CHANNEL)
-THE_ONLY: Final = ""  # the key of the broker, and of its node without a cluster
+THE_ONLY: Final = ""  # the key of the broker and of the node
 
 Numbers = Sequence[float]  # in the order of the columns; nan: not known
 

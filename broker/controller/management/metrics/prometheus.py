@@ -162,7 +162,7 @@ def _totals(part: Part, stats: Stats) -> Iterator[Metric]:
     ready_bytes, unacked_bytes = stats.totals["ready_bytes"], stats.totals["unacked_bytes"]
     channels = stats.counters.get("channels", 0)
     for name, what, value in (
-        ("connections", "Connections open", part.open_connections()),
+        ("connections", "Connections open", len(part.connections())),
         ("channels", "Channels open", channels),
         ("consumers", "Consumers", len(stats.consumers)),
         ("queues", "Queues", part.queues()),

@@ -64,8 +64,8 @@ class Sampler:
             self._add(
                 BROKER, THE_ONLY, stats.at, numbers_in(BROKER, {**row, "churn_rates": churned})
             )
-        for key, node in processes.nodes_that_tell(self._context, stats).items():
-            self._add(NODE, key, stats.at, numbers_in(NODE, node))
+        node = processes.own_node(self._context, stats)
+        self._add(NODE, THE_ONLY, stats.at, numbers_in(NODE, node))
         for shard in stats.shards:
             self._add(SHARD, shard, stats.at, numbers_in(SHARD, shard_load.counts(stats, shard)))
         await self._take_vhosts_and_queues(stats, work)

@@ -63,7 +63,7 @@ def node_of_shard(context: Context, shard: int) -> dict[str, Any]:
     cluster = context.cluster
     if not cluster.is_cluster:
         return {}
-    return {"node": cluster.of_shard(shard), "in_sync": cluster.in_sync_of(shard)}
+    return {"node": cluster.of_shard(shard), "in_sync": list(cluster.in_sync_of(shard))}
 
 
 async def shards(call: Call) -> list[dict[str, Any]]:
@@ -126,12 +126,14 @@ def node(context: Context, stats: Stats, known: KnownNode, facts: NodeFacts) -> 
     children = [row for row in facts.processes if row.get("rss_bytes")]
     sync_count, sync_s = syncs(stats.sizes[n] for n in known.shards if n in stats.sizes)
     room = disk_room(stats.shards[n] for n in known.shards if n in stats.shards)
-    part = Part(context, known.name, is_whole=False)
-    churned = _churned(part, stats)
+    churned = _churned(context, stats, known)
     counted = {
         "mem_used": facts.memory_bytes,
         "fd_used": sum(row.get("fd_used") or 0 for row in children),
-        "sockets_used": part.open_connections(),
+        "sockets_used": sum(
+            context.cluster.of_owner(info.owner) == known.name
+            for info in context.presence.connections()
+        ),
         "proc_used": len(children),
         **{name: value for name, value in room.items() if name == "disk_free"},
         "io_sync_count": sync_count,
@@ -206,25 +208,18 @@ def _told_in_cluster(context: Context, known: KnownNode, facts: NodeFacts) -> di
     }
 
 
-def _churned(part: Part, stats: Stats) -> dict[str, int]:
+def _churned(context: Context, stats: Stats, known: KnownNode) -> dict[str, int]:
     """Return how much came and went at a node of a cluster; nothing without a cluster."""
-    if not part.context.cluster.is_cluster:
+    if not context.cluster.is_cluster:
         return {}
+    part = Part(context, known.name, is_whole=False)
     return churn.by_names_of_api(churn.counts(part, part.stats(stats)))
 
 
-def nodes_that_tell(context: Context, stats: Stats) -> dict[str, dict[str, Any]]:
-    """Return the rows of the nodes that have told their facts, by the key of their samples."""
-    facts = context.cluster.facts()
-    return {
-        _sample_key(context, known): node(context, stats, known, facts[known.name])
-        for known in context.cluster.nodes
-        if known.name in facts
-    }
-
-
-def _sample_key(context: Context, known: KnownNode) -> str:
-    return known.name if context.cluster.is_cluster else THE_ONLY
+def own_node(context: Context, stats: Stats) -> dict[str, Any]:
+    """Return the row of the node of this controller."""
+    known = next(each for each in context.cluster.nodes if each.name == context.cluster.own)
+    return node(context, stats, known, context.cluster.facts(known.name)[known.name])
 
 
 async def _nodes(call: Call) -> list[dict[str, Any]]:
@@ -240,9 +235,8 @@ async def _nodes(call: Call) -> list[dict[str, Any]]:
             found[-1] |= {"cluster_links": [], "alarms": [], **_in_cluster(context, known)}
             continue
         found.append(node(context, stats, known, told))
-        if wanted is not None:
-            key = _sample_key(context, known)
-            add_row_samples(found[-1], context.past, NODE_KIND, key, stats.at, wanted)
+        if wanted is not None and known.name == context.cluster.own:
+            add_row_samples(found[-1], context.past, NODE_KIND, THE_ONLY, stats.at, wanted)
     return found
 
 
