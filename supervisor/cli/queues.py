@@ -332,7 +332,7 @@ def move_queue(
     within 0.7 s comes again, marked as redelivered.
     """
     body = {"shard": int(place)} if place.isdecimal() else {"node": place}
-    api.post("queues", vhost, queue, "move", body=body)
+    api.post("queues", vhost, queue, "relocation", body=body)
     if not wait:
         return
     said = ""
@@ -350,7 +350,7 @@ def move_queue(
 
 def call_off_move(api: Api, queue: Queue, vhost: Vhost = "/") -> None:
     """Call off a move of which no message has been moved yet."""
-    api.delete("queues", vhost, queue, "move")
+    api.delete("queues", vhost, queue, "relocation")
 
 
 def listed(api: Api, kind: str, vhost: str | None, columns: list[str]) -> Rows:

@@ -218,9 +218,9 @@ async def test_no_crash_can_come_between_two_parts_of_a_super_stream(
     asked: list[Any] = []
     ask = made.authority.ask
 
-    async def counting(request: Any) -> Any:
+    async def counting(request: Any, **more: Any) -> Any:
         asked.append(request)
-        return await ask(request)
+        return await ask(request, **more)
 
     log = Path(made.context.config.data_dir) / LOG_NAME
     appended: list[bytes] = []

@@ -30,7 +30,7 @@ def ask(broker: RealBroker, method: str, path: str, body: Any = None) -> Any:
 
 def refused(broker: RealBroker, name: str, body: Any) -> str:
     with pytest.raises(urllib.error.HTTPError) as error:
-        ask(broker, "POST", f"{name}/move", body)
+        ask(broker, "POST", f"{name}/relocation", body)
     assert error.value.code == 400
     return str(json.loads(error.value.read())["reason"])
 
@@ -38,7 +38,7 @@ def refused(broker: RealBroker, name: str, body: Any) -> str:
 def begin(broker: RealBroker, name: str) -> int:
     """Begin to move a queue to the other one of two shards; return that shard."""
     to = 1 - int(ask(broker, "GET", name)["shard"])
-    ask(broker, "POST", f"{name}/move", {"shard": to})
+    ask(broker, "POST", f"{name}/relocation", {"shard": to})
     return to
 
 

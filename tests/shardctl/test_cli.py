@@ -422,7 +422,7 @@ POLICY = {"pattern": "^a", "definition": {"max-length": 3}, "priority": 2, "appl
             ),
             ("H5", ["purge_queue", "-p", "v", "q"], ("DELETE", "/api/queues/v/q/contents")),
             ("C1.19", ["pause_queue", "-p", "v", "q"], ("PUT", "/api/queues/v/q/pause")),
-            ("K13", ["call_off_move", "-p", "v", "q"], ("DELETE", "/api/queues/v/q/move")),
+            ("K13", ["call_off_move", "-p", "v", "q"], ("DELETE", "/api/queues/v/q/relocation")),
             (
                 "K13",
                 ["cluster", "drain", "n", "--cancel"],
@@ -470,8 +470,8 @@ def test_queues_change_their_nodes_by_command(
     }.items():
         monkeypatch.setitem(ANSWERS, path, answer)
     for command, asked, status, said in (
-        (["move_queue", "q", "2"], ("queues/%2F/q/move", {"shard": 2}), 0, ""),
-        (["move_queue", "q", "b"], ("queues/%2F/q/move", {"node": "b"}), 0, ""),
+        (["move_queue", "q", "2"], ("queues/%2F/q/relocation", {"shard": 2}), 0, ""),
+        (["move_queue", "q", "b"], ("queues/%2F/q/relocation", {"node": "b"}), 0, ""),
         (["cluster", "rebalance", "--dry-run"], ("cluster/rebalance", {"dry_run": True}), 0, "a"),
         (["cluster", "drain", "n"], ("nodes/n/drain", {}), 0, "0 queues are left"),
         (["cluster", "drain", "m"], ("nodes/m/drain", {}), 1, "'s' in vhost '/' stays: it is a"),

@@ -41,7 +41,7 @@ class Mover(threading.Thread):
             try:
                 row = self._ask("GET", name)
                 if "moving" not in row:
-                    self._ask("POST", f"{name}/move", {"shard": 1 - row["shard"]})
+                    self._ask("POST", f"{name}/relocation", {"shard": 1 - row["shard"]})
                 while not self.ends.is_set() and "moving" in self._ask("GET", name):
                     self._rounds.note_move()
                     self.ends.wait(LOOK_S)

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 from pamqp import commands
 
@@ -24,6 +25,7 @@ from shardmq.broker.controller.groups.groups import GroupOrder, Groups, VirtualQ
 from shardmq.broker.front_door.connection.channel import Channel
 from shardmq.broker.front_door.consume.consumers import Assignment, GroupConsumer
 from shardmq.broker.front_door.consume.consuming import Consuming, check_consume
+from shardmq.broker.front_door.links import shard_links
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.control import (
@@ -100,9 +102,6 @@ class Pipe:
 
 
 class Links(ShardLinks):
-    def _socket(self, kind: int) -> Any:
-        return Pipe()
-
     def begin(self, loop: Clock) -> None:
         self.use_loop(loop)
         self.inbox.open_lane = lambda link, what: None  # type: ignore[method-assign] # all goes the long way
@@ -177,7 +176,8 @@ class World:
         config: Any = SimpleNamespace(
             door=0, shards=range(shards), runtime_dir="nowhere", bodies_bytes=0, session_keys=None
         )
-        self.links = Links(config, DOOR, self)  # type: ignore[arg-type] # it hears what is looked at here
+        with mock.patch.object(shard_links, "_socket", lambda context, kind: Pipe()):
+            self.links = Links(config, DOOR, self)  # type: ignore[arg-type] # it hears what is looked at here
         controller: Any = SimpleNamespace(ask=self.ask, say=self.said)
         self.consuming = Consuming(self.links, controller, SimpleNamespace(now=0.0))
         self.groups = Groups(lambda many: 0)

@@ -31,7 +31,8 @@ def _node(call: Call) -> KnownNode:
 
 def _relocating(call: Call) -> Relocating:
     found = call.context.relocating
-    assert found is not None, "the controller serves the API"
+    if found is None:
+        raise bad_request("queues are not moved here")
     return found
 
 

@@ -423,6 +423,6 @@ ROUTES = [
     Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
     Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
     Route("PUT", "/api/queues/{vhost}/{queue}/restart", restart),
-    Route("POST", "/api/queues/{vhost}/{queue}/move", move, "policymaker", body=PlaceBody),
-    Route("DELETE", "/api/queues/{vhost}/{queue}/move", call_off_move, "policymaker"),
+    Route("POST", "/api/queues/{vhost}/{queue}/relocation", move, "policymaker", body=PlaceBody),
+    Route("DELETE", "/api/queues/{vhost}/{queue}/relocation", call_off_move, "policymaker"),
 ]
