@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.real_broker import RealBroker
+from tests.support.real_broker import RealBroker, wait_until
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="part of the extra `test`, large, and not everywhere"
@@ -126,12 +126,19 @@ def make(broker: RealBroker, path: str, body: Any) -> None:
 
 
 def named(broker: RealBroker, name: str) -> list[str]:
-    """Return the connections whose clients chose that name."""
-    return [
-        row["name"]
-        for row in ask(broker, "GET", "connections")
-        if row["user_provided_name"] == name
-    ]
+    """Return the connections whose clients chose that name, as soon as there is one."""
+    found: list[str] = []
+
+    def are_there() -> bool:
+        found[:] = [
+            row["name"]
+            for row in ask(broker, "GET", "connections")
+            if row["user_provided_name"] == name
+        ]
+        return bool(found)
+
+    wait_until(are_there, f"a connection called {name}")
+    return found
 
 
 def titled(page: Page, text: str) -> None:
