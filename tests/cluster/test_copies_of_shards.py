@@ -272,12 +272,18 @@ def sequenced(producer: str, number: int) -> pika.BasicProperties:
 def publish_at_last(
     channel: BlockingChannel, queue: str, body: bytes, properties: pika.BasicProperties
 ) -> None:
-    """Publish a message until it is confirmed."""
+    """Publish a message until it is confirmed.
+
+    One in a sequence that may be lost closes its channel.
+    """
     end = time.monotonic() + WITHOUT_CONFIRMS_S_MAX
     while True:
         try:
+            if not channel.is_open:
+                channel = channel.connection.channel()
+                channel.confirm_delivery()
             return channel.basic_publish("", queue, body, properties)
-        except pika.exceptions.NackError:
+        except (pika.exceptions.NackError, pika.exceptions.ChannelClosedByBroker):
             assert time.monotonic() < end
 
 
