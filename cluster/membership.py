@@ -262,7 +262,7 @@ def _is_seat(node: int, claim: Copies) -> bool:
 
 
 class Seats:
-    """What a node knows of the shards with copies, by which it finds the one to take a copy of.
+    """The shards with copies as a node knows them, so that it finds those to take a copy of.
 
     Shards take the next nodes that are alive. The order begins behind the home of the shard, and
     goes on by one for each shard, so that the copies of one node lie on several.

@@ -1,4 +1,4 @@
-"""How the processes of a node reach etcd, as their sections of the settings have it."""
+"""The part of a section of the settings that says how a process reaches etcd."""
 
 from __future__ import annotations
 

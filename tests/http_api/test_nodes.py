@@ -1,4 +1,4 @@
-"""What the HTTP API says of the nodes of a cluster, and of the one that was called."""
+"""The HTTP API tells of the nodes of a cluster, and of the one that was called."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class QueueName(NamedTuple):
 
 @dataclass(slots=True)
 class MoveProgress:
-    """How far a move is. `waits_for` says why it does not go on, "" if it does."""
+    """The progress of a move. `waits_for` says why it does not go on, "" if it does."""
 
     moved: int = 0
     left: int | None = None

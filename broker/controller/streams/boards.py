@@ -1,4 +1,4 @@
-"""Where the streams of this node begin and end, as their shards write it on their boards."""
+"""Read from the boards of the shards where the streams of this node begin and end."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _LENGTHS: Final = struct.Struct("<II")
 
 
 class Head(NamedTuple):
-    """What the messages of a record have in common."""
+    """The facts that all messages of a record share."""
 
     time_ms: int
     ttl_ms: int

@@ -1,4 +1,4 @@
-"""How many connections, channels and queues came and went."""
+"""Count the connections, channels and queues that came and went."""
 
 from __future__ import annotations
 

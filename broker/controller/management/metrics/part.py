@@ -69,7 +69,7 @@ class Part:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the node is alive, or this is the whole broker."""
+        """Return whether the node is alive, or this is the whole broker."""
         return self._node is None or self._node.is_alive
 
     def doors(self) -> list[FrontDoorLink]:
