@@ -1,4 +1,4 @@
-// Publish orders with confirms, or consume them with acks. The client connects again by itself.
+// Publish orders with confirms, or consume them with acks. Both connect again after an error.
 //
 //     java -cp 'amqp-client.jar:slf4j-api.jar' Orders.java publish 10
 //     java -cp 'amqp-client.jar:slf4j-api.jar' Orders.java consume
@@ -13,11 +13,10 @@ import com.rabbitmq.client.DefaultConsumer;
 import com.rabbitmq.client.Envelope;
 import com.rabbitmq.client.MessageProperties;
 import com.rabbitmq.client.PossibleAuthenticationFailureException;
-import com.rabbitmq.client.Recoverable;
-import com.rabbitmq.client.RecoveryListener;
 import com.rabbitmq.client.ShutdownSignalException;
 import java.io.IOException;
 import java.util.Set;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeoutException;
 
 public class Orders {
@@ -30,23 +29,15 @@ public class Orders {
         String url = System.getenv().getOrDefault("AMQP_URL", "amqp://guest:guest@localhost");
         ConnectionFactory factory = new ConnectionFactory();
         factory.setUri(url);
-        factory.setNetworkRecoveryInterval(RETRY_MS);
+        factory.setAutomaticRecoveryEnabled(false); // the loops below do it
         if (arguments.length > 1 && arguments[0].equals("publish")) {
             publish(factory, Integer.parseInt(arguments[1]));
         } else {
-            for (boolean isRunning = false; !isRunning; ) {
-                try {
-                    consume(factory);
-                    isRunning = true;
-                } catch (IOException | TimeoutException | ShutdownSignalException error) {
-                    again("consuming", error);
-                }
-            }
+            consume(factory);
         }
     }
 
     static void publish(ConnectionFactory factory, int count) throws Exception {
-        factory.setAutomaticRecoveryEnabled(false); // the loop knows what has to be sent again
         int number = 0;
         while (number < count) {
             try (Connection connection = factory.newConnection()) {
@@ -81,26 +72,28 @@ public class Orders {
     }
 
     static void consume(ConnectionFactory factory) throws Exception {
-        Connection connection = factory.newConnection();
-        ((Recoverable) connection).addRecoveryListener(new RecoveryListener() {
-            public void handleRecoveryStarted(Recoverable recoverable) {
+        while (true) {
+            try (Connection connection = factory.newConnection()) {
+                Channel channel = connection.createChannel();
+                CountDownLatch ended = new CountDownLatch(1);
+                channel.addShutdownListener(cause -> ended.countDown());
+                channel.queueDeclare(QUEUE, true, false, false, null);
+                channel.basicQos(100);
+                channel.basicConsume(QUEUE, false, new DefaultConsumer(channel) {
+                    @Override
+                    public void handleDelivery(
+                            String tag, Envelope envelope, AMQP.BasicProperties properties,
+                            byte[] body) throws IOException {
+                        // The work; it may be done twice.
+                        System.out.println("got " + new String(body));
+                        channel.basicAck(envelope.getDeliveryTag(), false);
+                    }
+                });
+                ended.await();
+                throw channel.getCloseReason();
+            } catch (IOException | TimeoutException | ShutdownSignalException error) {
+                again("consuming", error);
             }
-
-            public void handleRecovery(Recoverable recoverable) {
-                System.err.println("consuming again");
-            }
-        });
-        Channel channel = connection.createChannel();
-        channel.queueDeclare(QUEUE, true, false, false, null);
-        channel.basicQos(100);
-        channel.basicConsume(QUEUE, false, new DefaultConsumer(channel) {
-            @Override
-            public void handleDelivery(
-                    String tag, Envelope envelope, AMQP.BasicProperties properties, byte[] body)
-                    throws IOException {
-                System.out.println("got " + new String(body)); // the work; it may be done twice
-                channel.basicAck(envelope.getDeliveryTag(), false);
-            }
-        });
+        }
     }
 }

@@ -145,7 +145,9 @@ def ran(command: list[str], environment: dict[str, str]) -> str:
 
 
 @contextmanager
-def running(command: list[str], environment: dict[str, str], out: Path) -> Iterator[None]:
+def running(
+    command: list[str], environment: dict[str, str], out: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program that does not end by itself; its output goes to a file."""
     with out.open("w") as file:
         started = subprocess.Popen(
@@ -153,12 +155,13 @@ def running(command: list[str], environment: dict[str, str], out: Path) -> Itera
             start_new_session=True,
         )  # fmt: skip
     try:
-        yield
+        yield started
         assert started.poll() is None, out.read_text()
     finally:
         # go starts the program as a child of its own.
         os.killpg(started.pid, 9)
         started.wait()
+        print(out.read_text())
 
 
 @pytest.mark.parametrize(
@@ -178,9 +181,12 @@ def test_no_order_is_lost_when_the_connection_of_publisher_or_consumer_breaks(
     wanted = {f"got order {number}" for number in range(COUNT)}
     with (
         proxied(broker, vhost) as (proxy, variables),
-        running([*command, "consume"], variables, out),
+        running([*command, "consume"], variables, out) as consumer,
     ):
-        wait_until(lambda: wanted <= set(out.read_text().splitlines()), "all orders")
+        wait_until(
+            lambda: wanted <= set(out.read_text().splitlines()) or consumer.poll() is not None,
+            "all orders",
+        )
         assert proxy.connections > 1
 
 
