@@ -94,24 +94,23 @@ def answers(path: str, found: Any) -> tuple[int, Any]:
 
 @pytest.fixture
 def visit(browser: Browser, broker: RealBroker) -> Iterator[Visit]:
-    made = Visit(browser, broker)
+    with Visit(browser, broker) as made:
 
-    def answer(route: Any) -> None:
-        real = route.fetch()
-        path = route.request.url.partition("?")[0].removeprefix(made.root)
-        if not real.ok and not path.startswith("/api/nodes/"):
-            route.fulfill(response=real)
-            return
-        status, found = answers(path, real.json())
-        route.fulfill(status=status, body=json.dumps(found), content_type="application/json")
+        def answer(route: Any) -> None:
+            real = route.fetch()
+            path = route.request.url.partition("?")[0].removeprefix(made.root)
+            if not real.ok and not path.startswith("/api/nodes/"):
+                route.fulfill(response=real)
+                return
+            status, found = answers(path, real.json())
+            route.fulfill(status=status, body=json.dumps(found), content_type="application/json")
 
-    made.context.route("**/api/**", answer)
-    yield made
-    # The page asks again and again, and must not get the answers of one host now.
-    assert made.page.evaluate("window.wasRun") is None
-    made.page.goto("about:blank")
-    made.context.unroute_all(behavior="ignoreErrors")
-    made.close()
+        made.context.route("**/api/**", answer)
+        yield made
+        # The page asks again and again, and must not get the answers of one host now.
+        assert made.page.evaluate("window.wasRun") is None
+        made.page.goto("about:blank")
+        made.context.unroute_all(behavior="ignoreErrors")
 
 
 def row_of(page: Page, caption: str, text: str) -> Any:
@@ -178,11 +177,10 @@ def test_views_of_nodes_fit_the_screen_and_shut_nobody_out_in_both_themes(visit:
 def test_without_a_cluster_there_are_no_nodes_in_the_menu(
     browser: Browser, broker: RealBroker
 ) -> None:
-    visit = Visit(browser, broker)
-    page = visit.log_in()
-    titled(page, "Overview")
-    menu = page.get_by_role("navigation", name="Main")
-    expect(menu.get_by_role("link", name="Shards")).to_have_count(1)
-    expect(menu.get_by_role("link", name="Nodes")).to_have_count(0)
-    expect(page.locator("#view").get_by_text("Memory, files and disk")).to_have_count(1)
-    visit.close()
+    with Visit(browser, broker) as visit:
+        page = visit.log_in()
+        titled(page, "Overview")
+        menu = page.get_by_role("navigation", name="Main")
+        expect(menu.get_by_role("link", name="Shards")).to_have_count(1)
+        expect(menu.get_by_role("link", name="Nodes")).to_have_count(0)
+        expect(page.locator("#view").get_by_text("Memory, files and disk")).to_have_count(1)

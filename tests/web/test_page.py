@@ -314,15 +314,14 @@ def test_shards_show_load_placement_ring_and_owners(visit: Visit, broker: RealBr
 def test_charts_of_each_span_fit_the_screen(
     browser: Browser, broker: RealBroker, wide: int
 ) -> None:
-    visit = Visit(browser, broker, viewport={"width": wide, "height": 844})
-    page = visit.log_in()
-    for where in ("", "shards", "queues/%2F/first", "exchanges/%2F/orders"):
-        visit.go(where)
-        for span in ("Minute", "10 minutes", "Hour", "8 hours", "Day"):
-            page.get_by_text(span, exact=True).click()
-            expect(page.locator(".plot svg, .heat").first).to_be_attached()
-            assert page.evaluate("document.documentElement.scrollWidth") <= wide, (where, span)
-    visit.close()
+    with Visit(browser, broker, viewport={"width": wide, "height": 844}) as visit:
+        page = visit.log_in()
+        for where in ("", "shards", "queues/%2F/first", "exchanges/%2F/orders"):
+            visit.go(where)
+            for span in ("Minute", "10 minutes", "Hour", "8 hours", "Day"):
+                page.get_by_text(span, exact=True).click()
+                expect(page.locator(".plot svg, .heat").first).to_be_attached()
+                assert page.evaluate("document.documentElement.scrollWidth") <= wide, (where, span)
 
 
 def test_logs_of_all_processes_come_as_they_are_said(visit: Visit, broker: RealBroker) -> None:
@@ -456,39 +455,41 @@ def walk_to(page: Page, text: str, back: bool = False) -> None:
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, broker: RealBroker) -> None:
-    visit = Visit(browser, broker, viewport=PHONE, has_touch=True, is_mobile=True)
-    page = visit.log_in()
-    titled(page, "Overview")
-    menu = page.get_by_role("navigation", name="Main")
-    expect(menu).to_be_hidden()
-    page.get_by_role("button", name="Menu").tap()
-    menu.get_by_role("link", name="Queues").tap()
-    titled(page, "Queues")
-    expect(menu).to_be_hidden()
-    for where in ("", "queues/%2F/first", "streams/%2F/orders"):  # the others: test_views.py
-        visit.see(where)
-        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], where
-    visit.close()
+    with Visit(browser, broker, viewport=PHONE, has_touch=True, is_mobile=True) as visit:
+        page = visit.log_in()
+        titled(page, "Overview")
+        menu = page.get_by_role("navigation", name="Main")
+        expect(menu).to_be_hidden()
+        page.get_by_role("button", name="Menu").tap()
+        menu.get_by_role("link", name="Queues").tap()
+        titled(page, "Queues")
+        expect(menu).to_be_hidden()
+        for where in ("", "queues/%2F/first", "streams/%2F/orders"):  # the others: test_views.py
+            visit.see(where)
+            page.evaluate(
+                "document.querySelectorAll('details').forEach((one) => { one.open = true })"
+            )
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], where
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_is_that_of_the_system_until_another_is_chosen(
     browser: Browser, broker: RealBroker, scheme: str
 ) -> None:
-    visit = Visit(browser, broker, color_scheme=scheme)
-    page = visit.log_in()
-    titled(page, "Overview")
-    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light dark"
-    background = "getComputedStyle(document.body).backgroundColor"
-    first = page.evaluate(background)
-    page.get_by_label("Colours").select_option("Light" if scheme == "dark" else "Dark")
-    chosen = page.evaluate(background)
-    assert chosen != first
-    page.reload()
-    expect(page.locator("h1")).to_be_visible()
-    assert page.evaluate(background) == chosen
-    visit.close()
+    with Visit(browser, broker, color_scheme=scheme) as visit:
+        page = visit.log_in()
+        titled(page, "Overview")
+        assert (
+            page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light dark"
+        )
+        background = "getComputedStyle(document.body).backgroundColor"
+        first = page.evaluate(background)
+        page.get_by_label("Colours").select_option("Light" if scheme == "dark" else "Dark")
+        chosen = page.evaluate(background)
+        assert chosen != first
+        page.reload()
+        expect(page.locator("h1")).to_be_visible()
+        assert page.evaluate(background) == chosen
 
 
 # -- the past, which takes some time to come about -------------------------------------------------

@@ -594,27 +594,26 @@ def test_columns_are_chosen_kept_for_the_next_visit_and_reset(
 def test_on_a_phone_the_boxes_say_which_columns_are_shown_and_each_can_be_chosen(
     browser: Browser, broker: RealBroker
 ) -> None:
-    visit = Visit(browser, broker, viewport={"width": 390, "height": 860})
-    page = visit.log_in()
-    titled(page, "Overview")
-    visit.go("consumers")
-    head = page.get_by_role("columnheader", name="Acknowledges")
-    box = page.get_by_role("checkbox", name="Acknowledges")
-    page.get_by_text("Columns", exact=True).click()
-    expect(page.get_by_role("checkbox", name="Prefetch")).to_be_checked()
-    expect(box).not_to_be_checked()
-    expect(head).to_have_count(0)  # none is visible
-    box.check()
-    expect(head).to_be_visible()
-    page.reload()
-    expect(head).to_be_visible()
-    page.get_by_text("Columns", exact=True).click()
-    expect(box).to_be_checked()
-    box.uncheck()
-    expect(head).to_have_count(0)
-    page.set_viewport_size(visits.WIDE)
-    expect(head).to_be_visible()
-    visit.close()
+    with Visit(browser, broker, viewport={"width": 390, "height": 860}) as visit:
+        page = visit.log_in()
+        titled(page, "Overview")
+        visit.go("consumers")
+        head = page.get_by_role("columnheader", name="Acknowledges")
+        box = page.get_by_role("checkbox", name="Acknowledges")
+        page.get_by_text("Columns", exact=True).click()
+        expect(page.get_by_role("checkbox", name="Prefetch")).to_be_checked()
+        expect(box).not_to_be_checked()
+        expect(head).to_have_count(0)  # none is visible
+        box.check()
+        expect(head).to_be_visible()
+        page.reload()
+        expect(head).to_be_visible()
+        page.get_by_text("Columns", exact=True).click()
+        expect(box).to_be_checked()
+        box.uncheck()
+        expect(head).to_have_count(0)
+        page.set_viewport_size(visits.WIDE)
+        expect(head).to_be_visible()
 
 
 @pytest.mark.parametrize(

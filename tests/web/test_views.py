@@ -136,23 +136,22 @@ def test_each_view_fits_all_screens_and_shuts_nobody_out_in_both_themes(
 ) -> None:
     wait_until(lambda: bool(named(broker, LONG)), "the connection to be listed")
     (connected,) = named(broker, LONG)
-    visit = Visit(browser, broker)
-    visit.context.add_init_script(BIG_NUMBERS)
-    page = visit.log_in()
-    titled(page, "Overview")
-    page.evaluate(AXE.read_text())
-    wrong: list[str] = []
-    for view in VIEWS[part]:
-        where = view.replace("CONNECTION", quote(connected, safe=""))
-        visit.see(where.replace("CHANNEL", quote(f"{connected} (1)", safe="")))
-        page.evaluate(OPEN)
-        wrong += [f"{view}: {text}" for text in found_in(page)]
-        for wide in WIDTHS:
-            page.set_viewport_size({"width": wide, "height": HEIGHT})
-            taken = page.evaluate("document.documentElement.scrollWidth")
-            wrong += [f"{view}: {taken} px on {wide} px"] if taken > wide else []
-    assert not wrong, "\n".join(wrong)
-    visit.close()
+    with Visit(browser, broker) as visit:
+        visit.context.add_init_script(BIG_NUMBERS)
+        page = visit.log_in()
+        titled(page, "Overview")
+        page.evaluate(AXE.read_text())
+        wrong: list[str] = []
+        for view in VIEWS[part]:
+            where = view.replace("CONNECTION", quote(connected, safe=""))
+            visit.see(where.replace("CHANNEL", quote(f"{connected} (1)", safe="")))
+            page.evaluate(OPEN)
+            wrong += [f"{view}: {text}" for text in found_in(page)]
+            for wide in WIDTHS:
+                page.set_viewport_size({"width": wide, "height": HEIGHT})
+                taken = page.evaluate("document.documentElement.scrollWidth")
+                wrong += [f"{view}: {taken} px on {wide} px"] if taken > wide else []
+        assert not wrong, "\n".join(wrong)
 
 
 DIALOGS = (
@@ -164,44 +163,42 @@ DIALOGS = (
 
 def test_dialogs_fit_a_phone_and_shut_nobody_out(browser: Browser, broker: RealBroker) -> None:
     size = {"width": WIDTHS[-1], "height": HEIGHT}
-    visit = Visit(browser, broker, viewport=size)
-    page = visit.log_in()
-    titled(page, "Overview")
-    page.evaluate(AXE.read_text())
-    for where, button in DIALOGS:
-        visit.see(where)
-        page.get_by_role("button", name=button, exact=True).first.click()
-        dialog = page.get_by_role("dialog")
-        box = dialog.bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= WIDTHS[-1], button
-        assert dialog.evaluate("one => one.scrollWidth <= one.clientWidth"), button
-        assert found_in(page) == [], button
-        page.keyboard.press("Escape")
-        expect(dialog).to_have_count(0)
-    visit.close()
+    with Visit(browser, broker, viewport=size) as visit:
+        page = visit.log_in()
+        titled(page, "Overview")
+        page.evaluate(AXE.read_text())
+        for where, button in DIALOGS:
+            visit.see(where)
+            page.get_by_role("button", name=button, exact=True).first.click()
+            dialog = page.get_by_role("dialog")
+            box = dialog.bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= WIDTHS[-1], button
+            assert dialog.evaluate("one => one.scrollWidth <= one.clientWidth"), button
+            assert found_in(page) == [], button
+            page.keyboard.press("Escape")
+            expect(dialog).to_have_count(0)
 
 
 def test_the_look_at_a_view_finds_what_is_wrong_with_it(
     browser: Browser, broker: RealBroker
 ) -> None:
-    visit = Visit(browser, broker)
-    visit.context.add_init_script(BIG_NUMBERS)
-    page = visit.log_in()
-    titled(page, "Overview")
-    expect(page.locator(".figures")).to_contain_text("9,876,543,210,987")
-    page.evaluate(AXE.read_text())
-    page.evaluate("""() => {
-      const input = document.createElement("input");
-      const text = document.createElement("p");
-      text.append("pale");
-      text.style.color = "silver";
-      text.style.width = "2000px";
-      document.getElementById("view").append(input, text);
-    }""")
-    found = found_in(page)
-    assert any("label:" in text for text in found)
-    assert {text.split()[0] for text in found if '"pale"' in text} == {"light"}
-    assert page.evaluate("document.documentElement.scrollWidth") > WIDTHS[0]
-    visit.close()
+    with Visit(browser, broker) as visit:
+        visit.context.add_init_script(BIG_NUMBERS)
+        page = visit.log_in()
+        titled(page, "Overview")
+        expect(page.locator(".figures")).to_contain_text("9,876,543,210,987")
+        page.evaluate(AXE.read_text())
+        page.evaluate("""() => {
+          const input = document.createElement("input");
+          const text = document.createElement("p");
+          text.append("pale");
+          text.style.color = "silver";
+          text.style.width = "2000px";
+          document.getElementById("view").append(input, text);
+        }""")
+        found = found_in(page)
+        assert any("label:" in text for text in found)
+        assert {text.split()[0] for text in found if '"pale"' in text} == {"light"}
+        assert page.evaluate("document.documentElement.scrollWidth") > WIDTHS[0]

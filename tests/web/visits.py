@@ -34,6 +34,7 @@ needs_chromium = pytest.mark.skipif(
 
 WAIT_MS = 60_000  # on a busy machine; nobody waits longer than it takes
 expect.set_options(timeout=WAIT_MS)
+SHOWN_MAX = 4000  # characters of a page that a failed test shows
 WIDE = {"width": 1280, "height": 860}
 # The page asks anew when it becomes visible. So tests do not wait for its next turn, in up to 5 s.
 ASK_OFTEN = 'setInterval(() => document.dispatchEvent(new Event("visibilitychange")), 300)'
@@ -53,10 +54,11 @@ def browser() -> Iterator[Browser]:
 
 
 class Visit:
-    """The browser of one person.
+    """The browser of one person, closed at the end of the context.
 
     Closing it checks what must always hold: nothing was requested from another host, no script
-    failed, nothing was refused by the page's own policy, and no foreign script ran.
+    failed, nothing was refused by the page's own policy, and no foreign script ran. A test that
+    fails says what the page showed.
     """
 
     def __init__(self, browser: Browser, broker: RealBroker, **how: Any) -> None:
@@ -74,11 +76,22 @@ class Visit:
         )
         self.page.on("dialog", lambda dialog: (self.wrong.append("a dialog"), dialog.dismiss()))
 
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self._close()
+            return
+        print(self.page.url, self.page.inner_text("body")[:SHOWN_MAX], self.wrong, sep="\n")
+        self.context.close()
+
     def log_in(self, user: str = "guest", password: str = "guest") -> Page:
         self.page.goto(self.root)
         self.page.get_by_label("User").fill(user)
         self.page.get_by_label("Password").fill(password)
         self.page.get_by_role("button", name="Log in").click()
+        expect(self.page.locator("#menu, .wrong:not(:empty)").first).to_be_attached()
         return self.page
 
     def go(self, where: str) -> None:
@@ -89,7 +102,7 @@ class Visit:
         self.go(where)
         expect(self.page.locator("#view .faint").filter(has_text=re.compile("^…"))).to_have_count(0)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         ran = self.page.evaluate("window.wasRun")
         self.context.close()
         assert ran is None
@@ -100,9 +113,8 @@ class Visit:
 
 @pytest.fixture
 def visit(browser: Browser, broker: RealBroker) -> Iterator[Visit]:
-    made = Visit(browser, broker)
-    yield made
-    made.close()
+    with Visit(browser, broker) as made:
+        yield made
 
 
 def ask(broker: RealBroker, method: str, path: str, body: Any = None) -> Any:

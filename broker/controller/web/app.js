@@ -102,7 +102,10 @@ function showTrouble(reason) {
 function showView(isFirst = false) {
   page?.close();
   page = null;
-  if (api.user === null) return showLogin();
+  if (api.user === null) {
+    if (!document.querySelector("form.login")) showLogin(); // what is typed, or under way, stays
+    return;
+  }
   const { parts, query } = here();
   for (const anchor of document.querySelectorAll("#menu a")) {
     if (anchor.dataset.name === (parts[0] ?? "")) anchor.setAttribute("aria-current", "page");
