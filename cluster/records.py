@@ -3,8 +3,7 @@
     /shardmq/NAME/nodes/ID      Node     ends with the lease of the node's supervisor
     /shardmq/NAME/shards/N      Copies   the claim of a shard: its home, and the nodes with copies
     /shardmq/NAME/copies/N      Record   of `rules`: who leads a shard that has copies
-    /shardmq/NAME/controller    Leader   changed by transactions on its revision only
-    /shardmq/NAME/joins/ID      Join     a member that is catching up
+    /shardmq/NAME/controller    Record   who leads the catalog
 
 A newer version may add fields. Unknown fields are ignored, and are lost when an older node writes
 the record, so an added field must not matter until every node knows it.
@@ -56,7 +55,6 @@ class KeyNames:
         self.nodes = f"{self.all}nodes/"
         self.shards = f"{self.all}shards/"
         self.copies = f"{self.all}copies/"
-        self.joins = f"{self.all}joins/"
         self.controller = f"{self.all}controller"
 
     def node(self, number: int) -> str:
@@ -71,13 +69,9 @@ class KeyNames:
         """Return the key of the record of a shard that has copies."""
         return f"{self.copies}{number}"
 
-    def join(self, number: int) -> str:
-        """Return the key of a node that is catching up."""
-        return f"{self.joins}{number}"
-
 
 def number_in(key: str) -> int:
-    """Return the number at the end of the key of a node, a shard or a join. Raises BadRecord."""
+    """Return the number at the end of the key of a node or a shard. Raises BadRecord."""
     number = key.rpartition("/")[2]
     if not (number.isascii() and number.isdigit()):
         raise BadRecord(f"{key}: the key does not end with a number")
@@ -116,35 +110,16 @@ class Copies(Struct, frozen=True):
     members: list[NodeNumber]
 
     def __post_init__(self) -> None:
-        _check_in_sync(self.leader, self.in_sync)
+        if self.leader not in self.in_sync:
+            raise ValueError("the leader is not in in_sync")
         if not set(self.in_sync) <= set(self.members):
             raise ValueError("a node of in_sync is not among the members")
 
 
-class Leader(Struct, frozen=True):
-    """Which node leads the catalog in which term, where it is, and who has all of the catalog."""
-
-    term: Count
-    leader: NodeNumber
-    in_sync: list[NodeNumber]
-    address: str
-
-    def __post_init__(self) -> None:
-        _check_in_sync(self.leader, self.in_sync)
+_Record = TypeVar("_Record", Node, Copies)
 
 
-class Join(Struct, frozen=True):
-    """A life of a node that is catching up, and the shards that it copies."""
-
-    number: NodeNumber
-    incarnation: Count
-    shards: list[Count]
-
-
-_Record = TypeVar("_Record", Node, Copies, Leader, Join)
-
-
-def encoded(record: Node | Copies | Leader | Join) -> bytes:
+def encoded(record: Node | Copies) -> bytes:
     """Return the value for etcd."""
     return msgspec.json.encode(record)
 
@@ -155,8 +130,3 @@ def decoded(key: str, value: bytes, kind: type[_Record]) -> _Record:
         return msgspec.json.decode(value, type=kind)
     except msgspec.DecodeError as error:
         raise BadRecord(f"{key}: no {kind.__name__.lower()}: {error}") from None
-
-
-def _check_in_sync(leader: int, in_sync: list[int]) -> None:
-    if leader not in in_sync:
-        raise ValueError("the leader is not in in_sync")

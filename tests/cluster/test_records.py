@@ -12,9 +12,7 @@ import pytest
 from shardmq.cluster.records import (
     BadRecord,
     Copies,
-    Join,
     KeyNames,
-    Leader,
     Node,
     decoded,
     encoded,
@@ -23,8 +21,6 @@ from shardmq.cluster.records import (
 
 NODE = Node(3, "shardmq@host", "10.0.0.3", {"amqp": 5672, "cluster": 25672}, "0.1.0", 8, 17)
 COPIES = Copies(term=4, leader=1, in_sync=[1, 2], members=[1, 2, 5])
-LEADER = Leader(term=4, leader=1, in_sync=[1], address="10.0.0.1:25672")
-JOIN = Join(2, 17, [0, 3])
 
 
 def test_the_keys_are_those_of_the_design() -> None:
@@ -32,7 +28,6 @@ def test_the_keys_are_those_of_the_design() -> None:
     assert names.all == "/shardmq/prod-1.eu_west/"
     assert names.node(3) == names.nodes + "3" == "/shardmq/prod-1.eu_west/nodes/3"
     assert names.shard(0) == names.shards + "0" == "/shardmq/prod-1.eu_west/shards/0"
-    assert names.join(5) == names.joins + "5" == "/shardmq/prod-1.eu_west/joins/5"
     assert names.controller == "/shardmq/prod-1.eu_west/controller"
     assert number_in(names.node(254)) == 254
 
@@ -43,7 +38,7 @@ def test_a_name_of_a_cluster_has_letters_digits_and_three_signs(name: str) -> No
         KeyNames(name)
 
 
-@pytest.mark.parametrize("record", [NODE, COPIES, LEADER, JOIN], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("record", [NODE, COPIES], ids=lambda one: type(one).__name__)
 def test_a_record_is_json_and_comes_back(record: Any) -> None:
     value = encoded(record)
     assert isinstance(msgspec.json.decode(value), dict)
@@ -56,13 +51,12 @@ def test_a_record_is_json_and_comes_back(record: Any) -> None:
     ("value", "kind", "says"),
     [
         (b"", Node, "no node: "),
-        (b"[]", Leader, "no leader: "),
+        (b"[]", Copies, "no copies: "),
         (b'{"number": 255}', Node, "<= 254.*number"),
         (encoded(COPIES).replace(b'"leader":1', b'"leader":5'), Copies, "leader is not in in_sync"),
         (encoded(COPIES).replace(b"[1,2,5]", b"[1,5]"), Copies, "not among the members"),
-        (encoded(LEADER).replace(b'"leader":1', b'"leader":2'), Leader, "leader is not in in_sync"),
-        (encoded(LEADER).replace(b'"term":4', b'"term":-4'), Leader, "term"),
-        (encoded(JOIN).replace(b"17", b'"x"'), Join, "incarnation"),
+        (encoded(COPIES).replace(b'"term":4', b'"term":-4'), Copies, "term"),
+        (encoded(NODE).replace(b"17", b'"x"'), Node, "incarnation"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key(value: bytes, kind: Any, says: str) -> None:
