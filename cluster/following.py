@@ -349,7 +349,8 @@ class FollowerOfCopies:
             return
         await self._work(self._directory.sync_all)
         self._whole_at = None
-        await self._act(self._rules.synced(self._rules.held.copy, position))
+        copy = self._rules.held.copy
+        await self._act(self._rules.synced(copy, position, is_of_all=True))
 
     # -- effects -----------------------------------------------------------------------------------
 

@@ -77,6 +77,8 @@ class Numbered(NamedTuple):
     operation: Operation
 
 
+DROPPED: Final = Operation(Kind.SYNC_ALL)  # in place of an operation that is not kept
+
 Belongs = Callable[[str], bool]
 
 
@@ -92,7 +94,7 @@ class OperationLog:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._operations: list[Numbered] = []
-        self._first = 0  # those before are dropped
+        self._first = 0  # those before are dropped, and have no operation any more
         self._lock = threading.Lock()
 
     def begin(self, at: Position) -> None:
@@ -123,6 +125,7 @@ class OperationLog:
                 dropped = self._operations[self._first]
                 self.oldest = dropped.at
                 self._bytes -= OPERATION_BYTES + len(dropped.operation.data)
+                self._operations[self._first] = Numbered(dropped.at, DROPPED)
                 self._first += 1
             if self._first > 1000 and self._first * 2 > len(self._operations):
                 del self._operations[: self._first]

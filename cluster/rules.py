@@ -757,16 +757,10 @@ class Follower:
                 store = self.held.store
                 is_same = store == message.store
                 aside = "" if is_same else f"{store or UNNAMED_STORE}-{self.life}"
-                return [
-                    *self._keep(
-                        store=message.store,
-                        copy=message.copy,
-                        is_whole=False,
-                        is_founding=False,
-                        term=message.term,
-                    ),
-                    Begin(aside),
-                ]
+                # The other store is named until its files are aside: who dies between must do it.
+                given_up = self._keep(is_whole=False, is_founding=False)
+                is_another = self._keep(store=message.store, copy=message.copy, term=message.term)
+                return [*given_up, Begin(aside), *is_another]
 
     def is_comparing(self, session: int) -> bool:
         """Return whether the leader may change files of the copy by what it sends of its own."""
@@ -813,15 +807,19 @@ class Follower:
         self.position = position
         return []
 
-    def synced(self, copy: str, position: Position) -> Effects:
-        """Take that all syncs of this copy up to there are done; the first one was of all files."""
+    def synced(self, copy: str, position: Position, *, is_of_all: bool = False) -> Effects:
+        """Take that all syncs of this copy up to there are done.
+
+        is_of_all: All files were synced. What a comparison brought is on stable storage only then,
+            so until the copy is whole no other sync counts.
+        """
         if self.leads or copy != self.held.copy:
             return []
         if self.position is None or position.term != self.position.term:
             return []
         effects: Effects = []
         if not self.held.is_whole:
-            if position.number < self._whole_at:
+            if not is_of_all or position.number < self._whole_at:
                 return []
             effects += self._keep(is_whole=True)
         self._synced = max(self._synced, position.number)

@@ -24,6 +24,13 @@ class AnswersBeforeItsSync(Follower):
         return effects + self.synced(self.held.copy, position)
 
 
+class WholeByAnySync(Follower):
+    """Takes the sync of one file for one of all files, behind a comparison."""
+
+    def synced(self, copy: str, position: Position, *, is_of_all: bool = False) -> Effects:
+        return super().synced(copy, position, is_of_all=True)
+
+
 class ListensToAnyTerm(Follower):
     @property
     def leader(self) -> str:
@@ -179,6 +186,7 @@ def world_of(kind: type[Leader] | type[Follower] | type[World]) -> type[World]:
 
 BROKEN: tuple[Any, ...] = (
     AnswersBeforeItsSync,
+    WholeByAnySync,
     ListensToAnyTerm,
     ShrinksByItself,
     MergesTails,

@@ -59,13 +59,15 @@ class Disk:
     def __init__(self) -> None:
         self.log: list[int] | None = []  # None in a comparison: of no use
         self.synced = 0
+        self.has_pieces = False  # what a comparison brought, and no sync of all files yet
         self.held = Held()
 
     def copied(self) -> Disk:
         other = Disk()
-        other.log, other.synced, other.held = (
+        other.log, other.synced, other.has_pieces, other.held = (
             None if self.log is None else list(self.log),
             self.synced,
+            self.has_pieces,
             self.held,
         )
         return other
@@ -360,7 +362,7 @@ class World:
                 self.sync(node, role.held.copy, operation.at)
         del node.tail[:-TAIL_MAX]
 
-    def sync(self, node: Node, copy: str, at: Position) -> None:
+    def sync(self, node: Node, copy: str, at: Position, *, is_of_all: bool = False) -> None:
         disk = node.disk
         assert disk.log is not None
         length = len(disk.log)
@@ -369,9 +371,11 @@ class World:
             if not isinstance(node.role, Follower) or node.disk is not disk:
                 return
             if disk.held.copy == copy:
-                disk.synced = max(disk.synced, length)
+                disk.has_pieces = disk.has_pieces and not is_of_all
+                if not disk.has_pieces:
+                    disk.synced = max(disk.synced, length)
                 self.check_prefix(node, at, length)
-                self.act(node, node.role.synced(copy, at))
+                self.act(node, node.role.synced(copy, at, is_of_all=is_of_all))
 
         self.at(self.disk_time(node), self.in_life(node, done))
 
@@ -410,7 +414,7 @@ class World:
     def lead(self, node: Node, lead: rules.Lead) -> None:
         disk = node.disk
         assert disk.log is not None
-        disk.synced = len(disk.log)
+        disk.synced, disk.has_pieces = len(disk.log), False
         node.base_length = len(disk.log)
         node.number = 0
         if node.wire is not None:
@@ -437,7 +441,8 @@ class World:
             at = Position(role.term, number)
             if isinstance(follower.role, Follower) and follower.role.compared(session, at, number):
                 follower.disk.log, follower.disk.synced, follower.tail = list(content), 0, []
-                self.sync(follower, follower.role.held.copy, at)
+                follower.disk.has_pieces = True
+                self.sync(follower, follower.role.held.copy, at, is_of_all=True)
 
         takes_s = self.random.choice([0.0, 0.0, 0.3, 0.6]) * self.random.random()
         self.transmit(wire, to, act, takes_s)
@@ -700,6 +705,12 @@ class World:
         if isinstance(node.role, Leader) and not node.is_frozen:
             heir = self.random.choice([name for name in self.nodes if name != node.name])
             self.act(node, node.role.hand_over(heir, self.now))
+
+            def take_back() -> None:
+                if isinstance(node.role, Leader):
+                    self.act(node, node.role.hand_over("", self.now))
+
+            self.after(0.2, 2.0, self.in_life(node, take_back))
 
     def all_over(self) -> None:
         self.say("all faults are over")

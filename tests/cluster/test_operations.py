@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +338,14 @@ def test_the_log_keeps_the_last_operations_and_says_when_others_are_gone() -> No
     assert found is not None and [each.at for each in found] == [Position(3, 199), Position(3, 200)]
     found = log.after(Position(3, 200), EVER)
     assert found is not None and [each.at for each in found] == [Position(4, 1)]
+
+
+def test_operations_that_are_gone_take_no_memory() -> None:
+    log = OperationLog(bytes_max=1 << 20)
+    log.begin_term(3, knows_base=False)
+    datas = [bytes(1 << 18) for _ in range(10)]
+    for data in datas:
+        log.append(Operation(Kind.WRITE, "a", 0, data))
+    del data
+    held = [sys.getrefcount(data) for data in datas]
+    assert held[:7] == [held[0]] * 7 and held[7:] == [held[0] + 1] * 3

@@ -6,6 +6,7 @@ import pytest
 
 from shardmq.cluster.rules import (
     Ack,
+    Begin,
     Compare,
     Confirm,
     Continue,
@@ -14,6 +15,7 @@ from shardmq.cluster.rules import (
     Follower,
     Held,
     Hello,
+    Keep,
     Lead,
     Leader,
     Position,
@@ -283,3 +285,34 @@ def test_only_a_node_without_a_store_makes_the_first_record() -> None:
     used = Follower("a", 1, Held("s", "copy-a", True, False, 3), SETTINGS, "new")
     used.recorded(None, 5, 0.0)
     assert used.tick(0.1) == []
+
+
+def compared(held: Held = HELD_B) -> tuple[Follower, list[Effect]]:
+    """Return a follower whose comparison has ended at the tenth operation, whole at the twelfth."""
+    follower = following(held)
+    follower.connected(0.0)
+    effects = follower.heard(Compare(follower._session, 3, "s", "copy-new"), 0.1)
+    assert follower.compared(follower._session, Position(3, 10), 12)
+    follower.applied(Position(3, 14))
+    return follower, effects
+
+
+def test_a_copy_is_whole_only_behind_a_sync_of_all_its_files() -> None:
+    follower, _ = compared()
+    assert follower.synced("copy-new", Position(3, 14)) == []
+    assert not follower.held.is_whole
+    keep, ack = follower.synced("copy-new", Position(3, 14), is_of_all=True)
+    assert keep == Keep(Held("s", "copy-new", True, False, 3))
+    assert isinstance(ack, Send) and ack.message == Ack(follower._session, 3, 14)
+    follower, _ = compared()
+    follower.applied(Position(3, 11))
+    assert follower.synced("copy-new", Position(3, 11), is_of_all=True) == []
+
+
+def test_another_store_is_named_until_its_files_are_aside() -> None:
+    old = Held("old", "copy-old", True, False, 2)
+    _, effects = compared(old)
+    begin = effects.index(Begin("old-1"))
+    given_up, is_another = effects[:begin], effects[begin + 1 :]
+    assert given_up == [Keep(Held("old", "copy-old", False, False, 2))]
+    assert is_another == [Keep(Held("s", "copy-new", False, False, 3))]
