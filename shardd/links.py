@@ -195,6 +195,8 @@ class Links:
         while self._inbox_told and by_zmq < most and self._inbox_speaks():
             self._receive_by_zmq(self._inbox.recv(AT_ONCE), now)
             by_zmq += 1
+        if by_zmq:
+            self._send_last_words()
         taken += by_zmq
         if self._sessions is not None:
             taken += self._receive_by_sessions(self._sessions, now, most)
@@ -282,6 +284,8 @@ class Links:
                 self._refuse(message, error, name)
             except envelope.WireError as error:
                 log.error("a message was dropped: %s", error)
+        if taken:
+            self._send_last_words()
         return taken
 
     def _let_join(
@@ -389,6 +393,13 @@ class Links:
                 self._outbox(endpoint).send(joined(message), AT_ONCE)
         if to_ring is not None:
             to_ring.ring()
+
+    def _send_last_words(self) -> None:
+        """Tell processes that the shard refuses why; only ZeroMQ brings what leads to that."""
+        last_words = self._shard.membership.last_words
+        if last_words:
+            self.send(last_words)
+            last_words.clear()
 
     def _outbox(self, endpoint: str) -> zmq.Socket[bytes] | Outbox:
         found = self._outboxes.get(endpoint)

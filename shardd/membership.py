@@ -29,6 +29,8 @@ class Membership:
         self._gone: dict[int, int] = {}  # by front door, the last process that is gone
         self._term = 0  # of the controller that leads
         self._last_epoch = registry.epoch
+        # What processes are told that the shard refuses; who sends this empties it.
+        self.last_words: list[Outgoing] = []
         # By front door of this process, the memory from which it lends bodies.
         self._lent_here: dict[int, memoryview] = {}
 
@@ -56,10 +58,12 @@ class Membership:
         is_newer_term = number == m.CONTROLLER and join.term > self._term
         if number == m.CONTROLLER and join.term < self._term:
             return False  # another controller leads since then
+        if self._gone.get(number) == process:
+            who = number, incarnation, registry.epoch, registry.number
+            self._refuse(join.endpoint, who, process)
+            return False
         if incarnation < self._incarnations.get(number, 0) and not is_newer_term:
             return False  # a late message of a process or session that is gone
-        if self._gone.get(number) == process:
-            return False
         if number == m.CONTROLLER:
             self._term = join.term
         self._incarnations[number] = incarnation
@@ -113,6 +117,12 @@ class Membership:
         if present is not None and present.process == gone.incarnation:
             self._incarnations[gone.door] = present.incarnation + 1
             self._remove(gone.door, now)
+            self._refuse(present.endpoint, present.who, present.process)
+
+    def _refuse(self, endpoint: str, who: tuple[int, int, int, int], process: int) -> None:
+        """Tell a process that the controller takes for gone, in case that it is still there."""
+        message = envelope.control(*who, m.TakenForGone(process))
+        self.last_words.append(Outgoing(endpoint, message))
 
     def _remove(self, number: int, now: int) -> None:
         """Forget a process that is gone, with all its consumers."""

@@ -86,6 +86,9 @@ class ShardEvents:
             self._services.shards.set_stalled(shard, what.reason == wire.DISK_STALLED)
             self._alarm(shard, what.reason)
 
+    def outlived(self) -> None:
+        end_outlived()
+
     def _consumer_lost(self, number: int) -> None:
         end_consumer(self._services, number)
 
@@ -113,6 +116,12 @@ def end_consumer(services: Services, number: int) -> None:
     """End a consumer whose queue is gone."""
     for ended in services.consuming.cancelled(number):
         ended.client.consumer_ended(ended)
+
+
+def end_outlived() -> None:
+    """End this process, which the others take for gone; its clients are told to come again."""
+    log.error("this process was taken for gone, and what it held was given to others: it ends")
+    signal.raise_signal(signal.SIGTERM)
 
 
 class ControllerEvents:
@@ -204,12 +213,7 @@ class ControllerEvents:
             links.learn(number, HERE)
 
     def outlived(self) -> None:
-        """End this process, which the others take for gone; its clients are told to come again."""
-        log.error(
-            "the controller took this process for gone and gave others what it held: "
-            "it ends, and begins anew"
-        )
-        signal.raise_signal(signal.SIGTERM)
+        end_outlived()
 
     # -- reports ---------------------------------------------------------------------------------
 

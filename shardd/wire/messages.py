@@ -199,12 +199,25 @@ class Hello(Message, tag="hello", frozen=True):
 class FrontDoorGone(Message, tag="front-door-gone", frozen=True):
     """Tell a shard that front door `door` of `incarnation` ended.
 
-    The controller sends FrontDoorGone. The shard requeues the deliveries that the front door held.
-    There is no answer.
+    The controller sends FrontDoorGone. The shard requeues the deliveries that the front door held,
+    and tells the front door, which may still be there (TakenForGone). There is no answer.
     """
 
     door: int
     incarnation: int
+
+
+class TakenForGone(Message, tag="taken-for-gone", frozen=True):
+    """Tell a front door that its process counts as gone: the controller has said FrontDoorGone.
+
+    `process` is the incarnation by which the controller knew the process. The shard sends this when
+    it hears so, and as the answer to each later Join of the process. What the front door held was
+    given to others, so the process ends, and its successor begins anew. The controller says the
+    same when the front door comes back, but another node may lead by then, which knows nothing of
+    it.
+    """
+
+    process: int
 
 
 # -- what exists (controller only) -----------------------------------------------------------------
@@ -1045,7 +1058,7 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 Control = (
-    Join | Outdated | Hello | FrontDoorGone | Assign | CreateQueues | DeleteQueue | DropVhost
+    Join | Outdated | Hello | FrontDoorGone | TakenForGone | Assign | CreateQueues | DeleteQueue | DropVhost
     | AutoDeleted | FirstConsumer | Stats | ListQueues | QueueIds | StatsReply | Alarm | Attach
     | AttachPart | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch
     | StoreOffset | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds

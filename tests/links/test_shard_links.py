@@ -31,6 +31,7 @@ class Heard:
     def __init__(self) -> None:
         self.deliveries: list[tuple[int, tuple[Any, ...]]] = []
         self.restarts: list[int] = []
+        self.outlives = 0
         self.aways: list[int] = []
         self.told_what: list[tuple[int, wire.Control]] = []
         self.room: list[int] = []
@@ -51,6 +52,9 @@ class Heard:
 
     def told(self, shard: int, what: wire.Control) -> None:
         self.told_what.append((shard, what))
+
+    def outlived(self) -> None:
+        self.outlives += 1
 
     def receiving(self) -> None: ...
 

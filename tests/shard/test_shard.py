@@ -311,6 +311,10 @@ def test_what_a_dead_front_door_said_before_its_end_counts_for_nothing_behind_th
         m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0)
     )
     assert not len(bench.shard.queues[1].consumers)
+    # It may still be there, and must not wait for answers: it hears so at once, and at each Join.
+    last_words = bench.shard.membership.last_words
+    said = [(each.endpoint, read(joined(each.message))) for each in last_words]
+    assert said == [("peer-0", m.TakenForGone(5))] * 2
     bench.join(0, 6)
     assert bench.turn() == [m.Hello(1, ready=True)]
 

@@ -22,6 +22,7 @@ CONTROL: list[wire.Control] = [
     wire.Outdated(100),
     wire.Hello(4711, True),
     wire.FrontDoorGone(0, 99),
+    wire.TakenForGone(99),
     wire.Assign([SPEC], False, [3]),
     wire.CreateQueues(1, [SPEC]),
     wire.DeleteQueue(2, 7, True, False),

@@ -64,6 +64,9 @@ class Events(Protocol):
 
     def restarted(self, shard: int) -> None: ...
     def told(self, shard: int, what: wire.Control) -> None: ...
+    def outlived(self) -> None:
+        """Hear that the shards take this process for gone and go on without it."""
+
     def known(self, connection: int, channel: int, first: int, last: int, altered: bool) -> None:
         """Hear that publishes with these confirm numbers repeat what a queue has had before.
 

@@ -404,6 +404,9 @@ class ShardLinks(LinksState):
         elif isinstance(what, wire.Outdated):
             if link.dialer is not None:
                 link.dialer.outdated(what.lowest)
+        elif isinstance(what, wire.TakenForGone):
+            if what.process == self.incarnation:
+                self._events.outlived()
         elif epoch == link.epoch:
             request = getattr(what, "request", None)
             if request is None:
