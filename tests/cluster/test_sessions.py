@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
+from shardmq.broker.controller.peers.shard_links import ShardLinks as ShardLinksOfController
+from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.cluster.versions import Range
 from shardmq.shardd import links as shardd_links
@@ -99,7 +102,7 @@ def test_a_clock_that_was_set_back_is_answered_with_the_lowest_incarnation(
 
 
 @pytest.mark.broker
-def test_a_process_that_the_controller_takes_for_gone_stays_out(
+def test_a_process_that_the_controller_takes_for_gone_stays_out_and_is_told(
     shard: RemoteShard, controller: RemotePeer
 ) -> None:
     process = first_incarnation()
@@ -109,12 +112,11 @@ def test_a_process_that_the_controller_takes_for_gone_stays_out(
     door.tell(wire.Count(1, 0))
     assert door.hear() is not None
     controller.tell(wire.FrontDoorGone(DOOR, process))
-    controller.stats()  # behind it
+    assert door.hear() == wire.TakenForGone(process)
     door.tell(wire.Count(2, 0))
     assert door.hear(300) is None
     again = RemotePeer(shard, number=DOOR)
-    again.tell(wire.Join("", process))
-    assert again.hear(300) is None
+    assert again.join(process=process) == wire.TakenForGone(process)
     next_one = RemotePeer(shard, number=DOOR)
     assert isinstance(next_one.join(process=process + 1), wire.Hello)
     for each in (door, again, next_one):
@@ -203,6 +205,35 @@ def test_a_peer_hears_of_a_stall_while_the_loop_of_the_shard_hangs(
         links.close()
 
 
+class NoQueues:
+    """The authority of a cluster without queues."""
+
+    def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]:
+        return []
+
+    def queue_gone(self, id: int, reason: str) -> None: ...
+
+
+@pytest.mark.broker
+async def test_a_new_leader_may_ask_a_shard_whose_node_it_has_never_met(
+    tmp_path: Path, shard: RemoteShard
+) -> None:
+    """Nothing fails because the node is down, and an answer comes when the node is back."""
+    links = ShardLinksOfController(1, 5, [], shard.keys, term=2)
+    links.handler = NoQueues()
+    await links.start(tmp_path)
+    queue = QueuePut("/", "q", 1, NUMBER)
+    assert links.is_away(NUMBER) and not links.epoch(NUMBER) and not links.used(NUMBER)
+    assert await links.messages([queue]) == {}
+    with pytest.raises(ShardSilent):
+        await links.request(NUMBER, lambda n: wire.Count(n, 0), 0.01)
+    asked = links.request(NUMBER, lambda n: wire.Count(n, 0), PATIENCE_S)
+    links.learn(NUMBER, shard.address)
+    assert not links.is_away(NUMBER), "a shard that was just learnt of may be on its way"
+    assert isinstance(await asked, wire.Refused)
+    await links.stop()
+
+
 class Links:
     """The links of a front door that learns of the shard while it runs."""
 
@@ -243,6 +274,31 @@ async def test_a_front_door_learns_of_a_shard_and_forgets_it(
     await made.up()
     assert link.epoch != epoch and link.incarnation > incarnation
     links.stop()
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("is_cut_off", [False, True])
+async def test_a_front_door_that_counts_as_gone_hears_so_whoever_leads_by_then(
+    tmp_path: Path, shard: RemoteShard, controller: RemotePeer, is_cut_off: bool
+) -> None:
+    """The leader that took it for gone may not be there any more when it comes back."""
+    made = Links(tmp_path, shard)
+    made.links.learn(NUMBER, shard.address)
+    await asyncio.wait_for(made.links.start(), PATIENCE_S)
+    process = made.links.incarnation
+    controller.tell(wire.FrontDoorGone(DOOR, process - 1))  # an older process
+    controller.stats()  # behind it
+    asked = made.links.ask(NUMBER, lambda n: wire.Release(n, []))
+    assert isinstance(await asyncio.wait_for(asked, PATIENCE_S), wire.Done)
+    assert not made.heard.outlives
+    if is_cut_off:
+        made.links.forget_shard(NUMBER)
+    controller.tell(wire.FrontDoorGone(DOOR, process))
+    if is_cut_off:
+        controller.stats()
+        made.links.learn(NUMBER, shard.address)
+    await made.heard.until(lambda: made.heard.outlives)
+    made.links.stop()
 
 
 @pytest.mark.broker

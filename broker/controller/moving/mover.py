@@ -300,7 +300,7 @@ class _Move:
 
     def _visit(self, queue: QueuePut, moving: Moving) -> None:
         """Let an auto-delete queue go whose last consumer left while it moved."""
-        if not queue.auto_delete or moving.id not in self._shards.shards[moving.shard].used:
+        if not queue.auto_delete or moving.id not in self._shards.used(moving.shard):
             return
         number = self._mover & 0xFFFFFFFF
         for ask in (

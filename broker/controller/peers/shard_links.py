@@ -83,7 +83,8 @@ class Shard:
         self.epoch = 0
         self.pid = 0
         self.ready = False
-        self.gone_at = 0.0  # loop time of the end of the last session
+        # Loop time of the end of the last session, or of when the controller learnt of the shard.
+        self.gone_at = 0.0
         self.alarm = ""
         self.waiting: dict[int, _Waiting] = {}
         # Auto-delete queues that have had a consumer, in any process of the shard.
@@ -159,9 +160,7 @@ class ShardLinks:
         Call it behind `start`.
         """
         assert self._keys is not None, "only a cluster has other nodes"
-        while len(self.shards) <= number:
-            self.shards.append(Shard(len(self.shards), self._incarnation))
-        shard = self.shards[number]
+        shard = self._shard(number)
         if shard.way is not None:
             if address == (shard.way.address if isinstance(shard.way, Dialer) else HERE):
                 return
@@ -179,7 +178,18 @@ class ShardLinks:
             speaks=partial(self._heard_session, shard),
             ended=partial(self._session_ended, shard),
         )
-        shard.way.start(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        shard.gone_at = shard.gone_at or loop.time()  # it is waited for as if it restarted
+        shard.way.start(loop)
+
+    def _shard(self, number: int) -> Shard:
+        """Return the state of a shard.
+
+        A new leader has queues of shards that it has not learnt of while their node is down.
+        """
+        while len(self.shards) <= number:
+            self.shards.append(Shard(len(self.shards), self._incarnation))
+        return self.shards[number]
 
     def forget_shard(self, number: int) -> None:
         """Take a shard for gone, for good or until it is learnt of again."""
@@ -239,7 +249,7 @@ class ShardLinks:
         The answer is Done, Refused, StatsReply, QueueIds, UnsettledCount, Letters or Attached. It
         raises ShardSilent when none comes within `wait_s`.
         """
-        to, loop = self.shards[shard], asyncio.get_running_loop()
+        to, loop = self._shard(shard), asyncio.get_running_loop()
         reply: Future[Any] = loop.create_future()
         if len(to.waiting) >= WAITING_MAX:
             reply.set_exception(ShardSilent(f"shard {shard} has {WAITING_MAX} requests to answer"))
@@ -259,7 +269,7 @@ class ShardLinks:
         """
         parts: dict[tuple[int, int], list[int]] = {}
         for number, queue in enumerate(queues):
-            if self.shards[queue.shard].ready:
+            if self._shard(queue.shard).ready:
                 parts.setdefault((queue.shard, number // wire.STATS_QUEUES_MAX), []).append(
                     queue.id
                 )
@@ -299,14 +309,18 @@ class ShardLinks:
 
     def is_away(self, shard: int) -> bool:
         """Return whether the node of a shard has been away for longer than a restart takes."""
-        found = self.shards[shard]
-        if found.ready or not isinstance(found.way, Dialer):
+        found = self._shard(shard)
+        if found.ready or isinstance(found.way, zmq.Socket):
             return False
         return asyncio.get_running_loop().time() - found.gone_at > AWAY_S_MAX
 
     def epoch(self, shard: int) -> int:
         """Return the number of the shard's life: each process of the shard has another one."""
-        return self.shards[shard].epoch
+        return self._shard(shard).epoch
+
+    def used(self, shard: int) -> set[int]:
+        """Return the ids of auto-delete queues that have had a consumer at a shard."""
+        return self._shard(shard).used
 
     # -- news of shards ------------------------------------------------------------------------
 
