@@ -25,12 +25,10 @@ from shardmq.broker.model.changes import (
     QueuePut,
     other_life,
 )
-from shardmq.broker.model.checks import DELAYS_FOR, no_queue
+from shardmq.broker.model.checks import DELAYS_FOR, home_is_down, no_queue
 from shardmq.broker.routing import hidden
 from shardmq.broker.shared.control import QueueRemove
 from shardmq.shardd.wire import messages as wire
-
-NOT_FOUND = 404
 
 
 class Creation(NamedTuple):
@@ -149,7 +147,8 @@ class ShardOrders:
             pending.shard_came(reply)
 
         if self._shards.is_away(queue.shard):
-            pending.refuse(NOT_FOUND, _is_down(queue))
+            refusal = home_is_down(queue)
+            pending.refuse(refusal.code, refusal.text)
             return
         pending.waits += 1
         self._shards.request(queue.shard, lambda n: wire.Count(n, queue.id)).add_done_callback(
@@ -161,7 +160,8 @@ class ShardOrders:
         ask = pending.request
         assert isinstance(ask, QueueRemove | Drained)
         if self._shards.is_away(queue.shard):
-            pending.answer(NOT_FOUND, _is_down(queue), {})
+            refusal = home_is_down(queue)
+            pending.answer(refusal.code, refusal.text, {})
             return
         if pending.owner:
             self._held[pending.owner] = deque()
@@ -285,8 +285,3 @@ class ShardOrders:
             queue.paused,
             queue.part is not None and queue.part.held != OPEN,
         )
-
-
-def _is_down(queue: QueuePut) -> str:
-    """Return why a queue cannot be asked about."""
-    return f"queue '{queue.name}' in vhost '{queue.vhost}' lies on a node that is down"

@@ -208,7 +208,7 @@ class ControllerEvents:
         """Connect to shards where they are led now: on other nodes, or here."""
         links = self._services.shards
         for shard in shards:
-            links.learn(shard.number, shard.address)
+            links.learn(shard.number, shard.address, shard.node)
         for number in here:
             links.learn(number, HERE)
 

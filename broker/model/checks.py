@@ -86,6 +86,14 @@ def no_queue(vhost: str, name: str) -> Refusal:
     return Refusal(NOT_FOUND, f"no {named('queue', name, vhost)}")
 
 
+def home_is_down(queue: QueuePut, node: str = "") -> Refusal:
+    """Return what a question about a queue is refused with while its node is away, if known."""
+    home = f"home node '{node}'" if node else "home node"
+    kind = "durable queue" if queue.durable else "queue"
+    thing = named(kind, queue.name, queue.vhost)
+    return Refusal(NOT_FOUND, f"{home} of {thing} is down or inaccessible")
+
+
 def not_purged(queue: QueuePut, why: str) -> Refusal:
     """Return what a purge is refused with that found the disk full. `why`: the shard's words."""
     return Refusal(NO_ROOM, f"{named('queue', queue.name, queue.vhost)} is not purged: {why}")

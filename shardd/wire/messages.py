@@ -1058,8 +1058,9 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 Control = (
-    Join | Outdated | Hello | FrontDoorGone | TakenForGone | Assign | CreateQueues | DeleteQueue | DropVhost
-    | AutoDeleted | FirstConsumer | Stats | ListQueues | QueueIds | StatsReply | Alarm | Attach
+    Join | Outdated | Hello | FrontDoorGone | TakenForGone | Assign | CreateQueues
+    | DeleteQueue | DropVhost | AutoDeleted | FirstConsumer | Stats | ListQueues | QueueIds
+    | StatsReply | Alarm | Attach
     | AttachPart | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch
     | StoreOffset | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds
     | MarkReached | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got | Count

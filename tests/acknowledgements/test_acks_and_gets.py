@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 
 from shardmq.broker.front_door.consume.acks import UNACKED_LISTED_MAX, holders, listed
-from shardmq.broker.front_door.links.shard_requests import ShardRefused
+from shardmq.broker.front_door.links.shard_requests import ShardDown, ShardRefused
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import messages as wire
 from tests.amqp.bytes_of import method
@@ -235,6 +235,20 @@ async def of_shards(play: Consuming, *answers: Any) -> list[Any]:
         play.shards.answer(answer)
     reply = await task
     return [*found, reply]
+
+
+async def test_a_get_of_a_queue_whose_node_is_down_is_refused_and_virtual_queues_go_round_it() -> (
+    None
+):
+    play = Consuming()
+    (close,) = await got(play, ShardDown())
+    assert (close.name, close.reply_code) == ("Channel.Close", 404)
+    assert close.reply_text.endswith("is down or inaccessible")
+    play = Consuming()
+    play.shards.links[0].is_elsewhere, play.shards.links[0].away_since = True, -60.0
+    for _ in range(2):
+        queue, _ = await of_shards(play, wire.Got(1, message(), 1, False, 2))
+        assert queue == 101
 
 
 async def test_the_shards_of_a_virtual_queue_take_turns_and_all_that_is_ready_is_counted() -> None:

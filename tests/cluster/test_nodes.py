@@ -32,6 +32,7 @@ from tests.support.real_cluster import (
 pytestmark = pytest.mark.broker
 QUEUES = 9
 MESSAGES = 20
+WINDOWS, WINDOW_BYTES = 4, 1 << 20
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
@@ -147,10 +148,38 @@ def test_a_node_dies_and_comes_back_with_its_messages(cluster: RealCluster, name
         for queue in names_of(f"{name}-new"):
             channel.queue_declare(queue, durable=True)
             channel.basic_publish("", queue, b"1", PERSISTENT, mandatory=True)
+    where = {each["name"]: each["node"] for each in api(leader, "queues?columns=name,node")}
+    down = next(queue for queue in names_of(name) if where[queue] == row["name"])
+    check_that_nobody_waits_for(leader, down, row["name"], f"{name}-new-0")
     lost.restart()
     wait_for_nodes(leader, 3)
     for index, queue in enumerate(names_of(name)):
         assert drain(cluster.nodes[index % 3], queue) == list(range(MESSAGES))
+
+
+def check_that_nobody_waits_for(node: RealBroker, queue: str, home: str, other: str) -> None:
+    """Use a queue of a node that is down: all ends within a bound, and other queues are served."""
+    text = f"home node '{home}' of durable queue '{queue}' in vhost '/' is down or inaccessible"
+    for ask in (
+        lambda channel: channel.basic_get(queue),
+        lambda channel: channel.queue_declare(queue, passive=True),
+        lambda channel: channel.queue_purge(queue),
+    ):
+        with connect(node) as client, pytest.raises(pika.exceptions.ChannelClosedByBroker) as said:
+            ask(client.channel())
+        assert (said.value.reply_code, said.value.reply_text) == (404, f"NOT_FOUND - {text}")
+    with connect(node) as client:
+        publisher, channel = client.channel(), client.channel()
+        for _ in range(WINDOWS):  # more than may wait for a shard
+            publisher.basic_publish("", queue, bytes(WINDOW_BYTES))
+        publisher.basic_publish("", other, b"behind them")
+        wait_until(
+            lambda: channel.queue_declare(other, passive=True).method.message_count == 2,
+            "what was published behind messages for a node that is down",
+        )
+        publisher.confirm_delivery()
+        with pytest.raises(pika.exceptions.NackError):
+            publisher.basic_publish("", queue, b"", PERSISTENT)
 
 
 def test_the_node_that_leads_dies_and_another_one_takes_over(

@@ -16,7 +16,10 @@ import pytest
 
 from shardmq.broker.controller.peers.shard_links import ShardLinks as ShardLinksOfController
 from shardmq.broker.controller.peers.shard_links import ShardSilent
-from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.links import shard_link
+from shardmq.broker.front_door.links.shard_links import ShardLinks, count_if_up
+from shardmq.broker.front_door.links.shard_requests import ShardDown
+from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.cluster.versions import Range
@@ -342,6 +345,79 @@ async def test_publishes_for_a_shard_that_is_not_known_are_lost_and_not_kept(
     assert waits.log == []
     made.links.tick()
     assert waits.log == ["lost"] and made.links.packer.messages(NUMBER) == 0
+    made.links.stop()
+
+
+async def test_what_clients_ask_about_a_queue_of_a_node_that_is_down_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a bound, and with the name of the node if the front door has heard of it."""
+    monkeypatch.setattr(shard_link, "DOWN_S_MAX", 0.3)
+    shard: Any = SimpleNamespace(keys=new_keys())
+    made, queue = Links(tmp_path, shard), QueuePut("/", "q", 1, NUMBER)
+    links = made.links
+    links.use_loop(asyncio.get_running_loop())
+    never_met = asyncio.create_task(links.count_if_there(queue))
+    await asyncio.sleep(0)
+    links.tick()
+    with pytest.raises(checks.Refusal, match="home node of durable queue 'q'"):
+        await never_met
+    assert shard_link.is_down(links.links[NUMBER], asyncio.get_running_loop().time())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    links.inbox.bind(links.endpoint)
+    links._one_up = asyncio.get_running_loop().create_future()
+    links.learn(NUMBER, f"tcp://127.0.0.1:{port}", "shardmq@b")
+    asked = [
+        asyncio.create_task(links.count_if_there(queue)),
+        asyncio.create_task(links.purge(queue)),
+        asyncio.ensure_future(links.ask(NUMBER, lambda n: wire.Get(n, 1, 0, 1, 1, True))),
+    ]
+    release = asyncio.ensure_future(links.ask(NUMBER, lambda n: wire.Release(n, [])))
+    await asyncio.sleep(0)
+    links.tick()
+    assert not shard_link.is_down(
+        links.links[NUMBER], asyncio.get_running_loop().time()
+    ) and not any(each.done() for each in asked), "it may come"
+    while not shard_link.is_down(links.links[NUMBER], asyncio.get_running_loop().time()):
+        await asyncio.sleep(0.01)
+    links.tick()
+    refusals = await asyncio.gather(*asked, return_exceptions=True)
+    text = "home node 'shardmq@b' of durable queue 'q' in vhost '/' is down or inaccessible"
+    assert [getattr(each, "text", "") for each in refusals] == [text, text, ""]
+    assert isinstance(refusals[2], ShardDown) and not release.done()
+    assert await asyncio.wait_for(asyncio.shield(_ticked(links, queue)), 30) == (0, 0)
+    release.cancel()
+    links.stop()
+
+
+async def _ticked(links: ShardLinks, queue: QueuePut) -> tuple[int, int]:
+    counting = asyncio.create_task(count_if_up(links, queue))
+    await asyncio.sleep(0)
+    links.tick()
+    return await counting
+
+
+async def test_publishes_that_nobody_confirms_do_not_wait_for_a_node_that_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard: Any = SimpleNamespace(keys=new_keys())
+    made = Links(tmp_path, shard)
+    made.links.use_loop(asyncio.get_running_loop())
+    link = made.links.links[0]  # where the routes of the pair lead
+    for is_down in (False, True):
+        monkeypatch.setattr(shard_link, "DOWN_S_MAX", 0.0 if is_down else float("inf"))
+        made.pair.gather()
+        link.packing.clear()  # no confirm is wanted
+        link.end_batch()
+        made.pair.gather()
+        link.packing.clear()
+        assert link.in_flight and made.links.packer.messages(0)
+        made.heard.room.clear()
+        made.links.tick()
+        assert bool(link.in_flight) is not is_down
+        assert bool(made.links.packer.messages(0)) is not is_down
+        assert made.heard.room == [0] * is_down, "clients are read again"
     made.links.stop()
 
 

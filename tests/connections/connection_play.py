@@ -160,7 +160,10 @@ class Shards(LinksState):
     """The links to shards that answer when they are told to."""
 
     def __init__(self, count: int = 2) -> None:
-        self.links = [SimpleNamespace(shard=at, epoch=1, up=True) for at in range(count)]
+        self.links = [
+            SimpleNamespace(shard=at, epoch=1, up=True, away_since=None, node="")
+            for at in range(count)
+        ]
         self.asked: list[tuple[int, wire.Message, asyncio.Future[Any]]] = []  # and not answered
         self.said: list[Any] = []  # to the shards
         self.acks: list[tuple[int, ...]] = []

@@ -174,10 +174,15 @@ class Load:
             worker.resume()
 
     def _depths(self, at: Address) -> dict[str, int]:
-        """Return the ready messages of the queues that are not empty."""
+        """Return the ready messages of the queues that are not empty.
+
+        A node that has just come back may count as down for a moment.
+        """
         client = ConsumerClient(at)
         try:
             depths = {queue: client.look(queue) for queue in self.queues}
+        except Lost as lost:
+            return {str(lost): 1}
         finally:
             client.close()
         return {queue: depth for queue, depth in depths.items() if depth}

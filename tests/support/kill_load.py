@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from pamqp import base, commands, frame
 
@@ -33,6 +33,7 @@ COME_BACK_S = 0.05
 BACKLOG_MAX = 500
 READ_BYTES = 1 << 18
 FRAME_BODY_BYTES = 100_000
+DOWN = " is down or inaccessible"
 # basic.deliver, basic.get-ok, basic.ack, basic.nack: taken apart here, all else by pamqp.
 DELIVER, GET_OK, ACK, NACK = 0x003C003C, 0x003C0047, 0x003C0050, 0x003C0078
 PERSISTENT = b"\x10\x00\x02"  # property flags and delivery-mode 2
@@ -136,7 +137,7 @@ class LoadClient:
                 NACK,
             ):
                 what = decode(found[1])
-                if isinstance(what, commands.Connection.Close):
+                if isinstance(what, commands.Connection.Close) or _is_down(what):
                     raise Lost(what.reply_text)
                 if not isinstance(what, kind):
                     raise Complaint(f"{kind.__name__} expected, {what!r} {dict(what)} came")  # type: ignore[call-overload]
@@ -153,6 +154,11 @@ class LoadClient:
         except Complaint as complaint:
             text = f"{complaint}, for {type(what).__name__} {dict(what)} at {self.at.host}"
             raise Complaint(text) from None
+
+
+def _is_down(said: object) -> TypeGuard[commands.Channel.Close]:
+    """Return whether a question was refused because the node of its queue is away."""
+    return isinstance(said, commands.Channel.Close) and said.reply_text.endswith(DOWN)
 
 
 AnyClient = TypeVar("AnyClient", bound=LoadClient)

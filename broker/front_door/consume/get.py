@@ -15,11 +15,12 @@ from shardmq.broker.front_door.consume.attaching import Attaching
 from shardmq.broker.front_door.consume.consumers import Clock, ConsumingChannel, Getter
 from shardmq.broker.front_door.consume.refusals import GET, refused_by_shard, refused_consume
 from shardmq.broker.front_door.counts import Counts
-from shardmq.broker.front_door.links.shard_links import ShardLinks
-from shardmq.broker.front_door.links.shard_requests import ShardRefused
+from shardmq.broker.front_door.links.shard_link import is_down
+from shardmq.broker.front_door.links.shard_links import ShardLinks, count_if_up
+from shardmq.broker.front_door.links.shard_requests import ShardDown, ShardRefused
 from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.publish.tracing import Tracing
-from shardmq.broker.model import message_dlx
+from shardmq.broker.model import checks, message_dlx
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared import reading
 from shardmq.shardd.wire import messages as wire
@@ -73,11 +74,11 @@ class Gets:
         """
         _check(channel, shards[0])
         first = self._next_cursor((channel.client.session.vhost, name), len(shards))
-        queue, *others = shards[first:] + shards[:first]
+        queue, *others = self._without_down(shards[first:] + shards[:first])
         answer = await self._ask(channel, queue, no_ack)
         ready: list[int] = []
         if len(shards) <= COUNTED_SHARDS_MAX or not answer[1].remaining:
-            counts = await asyncio.gather(*map(self._links.count, others))
+            counts = await asyncio.gather(*(count_if_up(self._links, other) for other in others))
             ready = [messages for messages, _ in counts]
         for at, other in enumerate(others):
             if answer[1].message:
@@ -86,6 +87,11 @@ class Gets:
                 queue, ready[at] = other, 0
                 answer = await self._ask(channel, other, no_ack)
         return self._answered(channel, queue, answer, no_ack, sum(ready))
+
+    def _without_down(self, shards: tuple[QueuePut, ...]) -> tuple[QueuePut, ...]:
+        """Return the shards whose nodes are not down; all if there is none."""
+        links, now = self._links.links, self._clock.now
+        return tuple(each for each in shards if not is_down(links[each.shard], now)) or shards
 
     def _next_cursor(self, name: tuple[str, str], shards: int) -> int:
         cursor = self._cursors.pop(name, -1) + 1
@@ -103,6 +109,9 @@ class Gets:
 
         try:
             epoch, got = await self._links.ask_in_epoch(queue.shard, make)
+        except ShardDown:
+            refusal = checks.home_is_down(queue, self._links.links[queue.shard].node)
+            raise refused_consume(refusal, GET) from None
         except ShardRefused as refused:
             raise refused_by_shard(refused, queue.name, client.session.vhost, GET) from None
         assert isinstance(got, wire.Got)

@@ -32,6 +32,10 @@ log = logging.getLogger("shardmq.broker.front_door.links.shard_link")
 LAST_WORDS_S = 0.05
 # Publishes that want a confirm wait this long for a shard that is away; then they are nacked.
 AWAY_S_MAX = 2.0
+# A shard of another node that has been away for so long counts as down: what is asked about its
+# queues is refused, and publishes for it are dropped. Other nodes that have copies of a shard take
+# it over in less.
+DOWN_S_MAX = 10.0
 # zmq's own are enums: each `&` with one costs as much as a call.
 AT_ONCE = int(zmq.NOBLOCK)
 
@@ -132,6 +136,7 @@ class ShardLink(LinkState):
             self.lane = way
         else:
             self.socket = way
+        self.node = ""  # the name of the node that the shard is on, if it is another one
         self.epoch = 0
         # Loop time. A shard that the front door has not learnt of has been away since ever.
         self.away_since: float | None = None if way is not None else 0.0
@@ -161,7 +166,8 @@ class ShardLink(LinkState):
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()  # by number, unconfirmed
         # Batches made while the shard was away, and what each weighs.
         self._aside: list[tuple[bytes, int, list[Unconfirmed]]] = []
-        self._nacking = False  # the shard has been away for too long
+        # The shard has been away for too long: logged once each.
+        self._nacking = self._dropping = False
 
     @property
     def is_elsewhere(self) -> bool:
@@ -341,7 +347,8 @@ class ShardLink(LinkState):
         who = self.peer, self.incarnation, epoch, self.shard
         self.sender = envelope.sender(*who)
         self.by_header = {envelope.header(kind, *who): do for kind, do in self.by_kind.items()}
-        self.away_since, self._nacking, self.stalled = None, False, False
+        self.away_since = None
+        self._nacking = self._dropping = self.stalled = False
         self.in_flight = 0
         self.settles.take()
         self.credits.clear()
@@ -367,14 +374,19 @@ class ShardLink(LinkState):
             self._events.received()
 
     def tick(self, now: float) -> None:
-        """Give up publishes that wait for a shard that stays away or whose disk does not answer."""
+        """Give up publishes that wait for a shard that stays away or whose disk does not answer.
+
+        Those that nobody confirms wait as long as the process of a shard of this node takes, but
+        not for another node.
+        """
         if self.stalled and self._lose_sent():
             self._events.received()
-        if (
-            self.away_since is not None
-            and now - self.away_since > AWAY_S_MAX
-            and (self.packing or any(waiting for _, _, waiting in self._aside))
-        ):
+        if self.away_since is None or now - self.away_since <= AWAY_S_MAX:
+            return
+        is_over = bool(self.packing) or any(waiting for _, _, waiting in self._aside)
+        if is_down(self, now):
+            is_over = bool(self._aside or self.packer.messages(self.shard))
+        if is_over:
             self._lose_packed()
 
     def _lose_sent(self) -> int:
@@ -401,6 +413,9 @@ class ShardLink(LinkState):
         if not self._nacking:
             self._nacking = True
             log.warning("shard %d stays away: publishes that want a confirm are nacked", self.shard)
+        if not self._dropping and is_down(self, asyncio.get_running_loop().time()):
+            self._dropping = True
+            log.warning("shard %d is down: publishes that want no confirm are dropped", self.shard)
         self._events.publish_room(self.shard)
         self._events.received()
 
@@ -441,6 +456,12 @@ class ShardLink(LinkState):
     def _on_freed(self, message: envelope.Message) -> None:
         if self._bodies is not None:
             self._bodies.freed(self.shard, message)
+
+
+def is_down(link: ShardLink, now: float) -> bool:
+    """Return whether nobody waits for a shard any more, because its node stays away."""
+    since = link.away_since
+    return since is not None and now - since > DOWN_S_MAX and link.is_elsewhere
 
 
 def _nacked(count: int) -> str:

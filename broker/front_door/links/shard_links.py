@@ -35,6 +35,7 @@ from shardmq.broker.front_door.links.shard_link import (
     Unconfirmed,
 )
 from shardmq.broker.front_door.links.shard_requests import Make, ShardRequests
+from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut, lives
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.cluster.records import SHARDS_MAX
@@ -156,13 +157,16 @@ class ShardLinks(LinksState):
             link.join(self.endpoint)
         await self._one_up
 
-    def learn(self, shard: int, address: str) -> None:
+    def learn(self, shard: int, address: str, node: str = "") -> None:
         """Reach a shard at this address from now on: tcp://HOST:PORT of another node, or HERE.
+
+        `node` is the name of another node.
 
         If another node leads a shard now, that is another process of the shard. Publishes that wait
         for the shard stay.
         """
         link = self.links[shard]
+        link.node = node
         if link in self.known:
             at = HERE if link.dialer is None else link.dialer.address
             if at == address:
@@ -223,6 +227,8 @@ class ShardLinks(LinksState):
             if is_for_all or not link.up:
                 link.join(self.endpoint)
             link.tick(now)
+        if self._keys is not None:
+            self._requests.give_up(now)
 
     # -- questions and answers --------------------------------------------------------------------
 
@@ -260,7 +266,10 @@ class ShardLinks(LinksState):
         return await self.count_if_there(queue) or (0, 0)
 
     async def count_if_there(self, queue: QueuePut) -> tuple[int, int] | None:
-        """Return the same, but None of a queue that just went or is about to go."""
+        """Return the same, but None of a queue that just went or is about to go.
+
+        Raises Refusal while the node of the queue is down, as the others here do.
+        """
         done = await self._requests.ask_about(queue, wire.Count)
         return None if done is None else (done.messages, done.consumers)
 
@@ -429,6 +438,14 @@ class ShardLinks(LinksState):
         self._events.publish_room(link.shard)
         if self._one_up is not None and not self._one_up.done():
             self._one_up.set_result(None)
+
+
+async def count_if_up(links: ShardLinks, queue: QueuePut) -> tuple[int, int]:
+    """Return the ready messages and consumers of a queue; none while its node is down."""
+    try:
+        return await links.count(queue)
+    except checks.Refusal:
+        return 0, 0
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:

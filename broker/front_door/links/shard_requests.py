@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shardmq.broker.front_door.links.shard_link import ShardLink
+from shardmq.broker.front_door.links.shard_link import ShardLink, is_down
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import messages as wire
@@ -26,6 +26,14 @@ class ShardRefused(Exception):
         self.text = text
 
 
+class ShardDown(Exception):
+    """The node of the shard has been away for too long."""
+
+
+# What a client asks about a queue, and is refused while the node of the queue is down.
+REFUSED_IF_DOWN = (wire.Count, wire.Purge, wire.Get)
+
+
 class ShardRequests:
     """The unanswered requests to all shards. `loop` is set before the first request."""
 
@@ -41,13 +49,24 @@ class ShardRequests:
         self._answered_in: dict[int, int] = {}
 
     def ask(self, shard: int, make: Make) -> asyncio.Future[wire.Control]:
-        """Ask a shard; return a future of the answer, which raises ShardRefused."""
+        """Ask a shard; return a future of the answer, which raises ShardRefused.
+
+        A question of REFUSED_IF_DOWN raises ShardDown when the node of the shard stays away.
+        """
         self._last = request = self._last + 1
         future: asyncio.Future[wire.Control] = self.loop.create_future()
         self._open[request] = (shard, make, future)
         if self._links[shard].up:
             self._links[shard].tell(make(request))
         return future
+
+    def give_up(self, now: float) -> None:
+        """Refuse what clients ask about the queues of shards that are down."""
+        for request, (shard, make, future) in list(self._open.items()):
+            if is_down(self._links[shard], now) and isinstance(make(request), REFUSED_IF_DOWN):
+                del self._open[request]
+                if not future.done():
+                    future.set_exception(ShardDown())
 
     def unless_away(
         self, shard: int, answer: asyncio.Future[wire.Control]
@@ -105,10 +124,12 @@ class ShardRequests:
     ) -> wire.Done | None:
         """Ask the shard of a queue; return None if the queue just went.
 
-        Raises Refusal if the disk of the shard is too full.
+        Raises Refusal if the disk of the shard is too full, or if its node is down.
         """
         try:
             done = await self.ask(queue.shard, lambda request: message(request, queue.id))
+        except ShardDown:
+            raise checks.home_is_down(queue, self._links[queue.shard].node) from None
         except ShardRefused as refused:
             if refused.code == checks.NO_ROOM:
                 raise checks.not_purged(queue, refused.text) from None

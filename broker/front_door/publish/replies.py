@@ -22,6 +22,7 @@ from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.model.checks import Refusal
 
 # With one read's replies on top a client still has less unsent than would keep it from being read.
 REPLIES_BYTES_MAX = OUT_BYTES_MAX // 2
@@ -125,6 +126,8 @@ class Requester:
                 self._path.begin_count()
                 messages, _ = await self._links.count(self._queue)
                 self._path.counted(messages)
+        except Refusal:
+            pass  # its node is down, and replies go far until it is back
         finally:
             self._counting = None
 

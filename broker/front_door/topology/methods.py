@@ -324,10 +324,11 @@ def _count_shards(session: Session, name: str, shards: tuple[QueuePut, ...]) -> 
     """Count the messages and consumers of a virtual queue.
 
     A consumer of the virtual queue counts once, although it may have one at each shard queue.
-    Consumers of single shard queues are counted besides.
+    Consumers of single shard queues are counted besides. Shard queues on nodes that are down are
+    left out.
     """
     (answer,) = yield AskEach([VirtualLook(session.vhost, name)])
-    counts: list[Counts | None] = yield CountQueues(shards)
+    counts: list[Counts | None] = yield CountQueues(shards, if_up=True)
     messages, consumers = map(sum, zip(*(each or (0, 0) for each in counts), strict=True))
     alone = max(0, consumers - answer.result["seats"])
     return _declare_ok(name, messages, answer.result["consumers"] + alone)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from pamqp import base
 
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
-from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks, count_if_up
 from shardmq.broker.front_door.links.shard_requests import Make
 from shardmq.broker.front_door.publish.stored_runs import StoredRun, pack
 from shardmq.broker.front_door.session import Session
@@ -49,10 +49,12 @@ class AskEach(NamedTuple):
 class CountQueues(NamedTuple):
     """Ask the shards for the counts of these queues: list[Counts | None].
 
-    None means that a queue is about to go.
+    None means that a queue is about to go. A queue whose node is down is refused, or counts as
+    empty if `if_up` is set.
     """
 
     queues: tuple[QueuePut, ...]
+    if_up: bool = False
 
 
 class PurgeQueues(NamedTuple):
@@ -223,7 +225,9 @@ class StepRunner:
         match request:
             case AskEach(requests):
                 return await asyncio.gather(*(self._ask(each, session) for each in requests))
-            case CountQueues(queues):
+            case CountQueues(queues, if_up):
+                if if_up:
+                    return await asyncio.gather(*(count_if_up(self._shards, q) for q in queues))
                 return await asyncio.gather(*map(self._shards.count_if_there, queues))
             case PurgeQueues(queues):
                 return sum(await asyncio.gather(*map(self._shards.purge, queues)))
