@@ -170,6 +170,10 @@ class LeaderOfCopies:
         """Take how many nodes have a copy or are to have one; in the thread of the loop."""
         self._act(self._rules.copies_are(count, self._clock()))
 
+    def may_hand_over(self, node: str) -> bool:
+        """Return whether a member can take the lead at once; in the thread of the loop."""
+        return rules.keeps_up(self._rules, node, self._clock())
+
     def hand_over(self, node: str) -> None:
         """Give the lead to a member; nobody writes any more. Then `run` returns."""
         self._act(self._rules.hand_over(node, self._clock()))

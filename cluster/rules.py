@@ -34,6 +34,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 SESSIONS_MAX: Final = 1 << 24  # of one life
+HEIR_LAG_S_MAX: Final = 0.5  # of a node that gets the lead in order
 UNNAMED_STORE: Final = "before"  # of files that were there before their node had copies
 
 
@@ -517,7 +518,10 @@ class Leader:
         return [Propose(record, self.revision)]
 
     def _successor(self, now: float) -> Record | None:
-        """Return a record in which another node leads, if this one has to give its place away."""
+        """Return a record in which another node leads, if this one has to give its place away.
+
+        This node leaves the set: its process ends, and the heir must not wait for the next one.
+        """
         stalled = any(now - begun > self._settings.disk_stall_s for begun in self._local.values())
         if not stalled and not self._hands_over_to:
             return None
@@ -532,8 +536,7 @@ class Leader:
             return None
         heir = max(fit, key=lambda peer: (peer.acked, peer.node))
         in_sync = dict(self.record.in_sync)
-        if stalled:
-            del in_sync[self.node]
+        del in_sync[self.node]
         return Record(self.term + 1, heir.node, heir.life, self.record.store, in_sync)
 
     def _is_to_leave(self, node: str, now: float) -> bool:
@@ -624,6 +627,17 @@ class Leader:
             return []
         self.has_stepped_down = True
         return [StepDown(why)]
+
+
+def keeps_up(leader: Leader, node: str, now: float) -> bool:
+    """Return whether a node is a member of the in-sync set that can lead at once."""
+    peer = leader.peers.get(node)
+    return (
+        peer is not None
+        and node in leader.record.in_sync
+        and peer.state is PeerState.STREAMING
+        and leader.lag_s(node, now) < HEIR_LAG_S_MAX
+    )
 
 
 # -- the follower, who may take over ---------------------------------------------------------------

@@ -144,6 +144,25 @@ class Membership:
         if self._registry.alarm:
             peer.tell(m.Alarm(self._registry.alarm))
 
+    def ask_to_pause(self) -> None:
+        """Ask the front doors to send nothing more, because another process serves the shard next.
+
+        `are_paused` is true when all have answered.
+        """
+        for peer in self._front_doors():
+            peer.tell(m.Hello(self._pid, ready=False, leaving=True))
+
+    @property
+    def are_paused(self) -> bool:
+        return all(peer.is_paused for peer in self._front_doors())
+
+    def on_paused(self, peer: Peer, paused: m.Paused, now: int) -> None:
+        peer.is_paused = True
+
+    def _front_doors(self) -> list[Peer]:
+        peers = self._registry.peers
+        return [peer for number, peer in peers.items() if number != m.CONTROLLER]
+
     def _tell_closed(self) -> None:
         """Tell the controller which queues are closed or have had a consumer.
 

@@ -128,6 +128,7 @@ class Peer(PeerState):
         self.has_freed = False  # holds of lent bodies are to be given back
         self.withheld = 0  # the weight of publishes taken in that are not to be credited now
         self.has_news = False  # `take` has something to send, apart from confirms and credit
+        self.is_paused = False  # nothing more comes from this peer
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
         self.allotments: dict[int, Allotment] = {}  # of group consumers, by their number

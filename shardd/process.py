@@ -73,6 +73,8 @@ def _follow(config: ShardConfig, signals: Signals, seat: Copied) -> ShardConfig:
 def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
     server, lifeline = Server(config, notify.ready, seat=seat), notify.lifeline_fd()
     ends = False  # without a signal
+    gives = False  # the shard to another node
+    is_drained = False
 
     def signalled() -> None:
         if signals.take() and (section := notify.new_section()) is not None:
@@ -84,10 +86,11 @@ def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
         ends = True
 
     def look_at_seat() -> None:
-        nonlocal ends
+        nonlocal ends, gives
         assert seat is not None
         seat.look()
-        ends = ends or bool(seat.over)
+        gives = bool(seat.heir) and server.shard.ready
+        ends = ends or gives or bool(seat.over)
 
     server.watch(signals.fd, signalled)
     if lifeline is not None:
@@ -102,20 +105,25 @@ def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
         if seat is not None and seat.over:
             status = FAILED if seat.failure is not None else notify.DEPOSED
         else:
-            notify.stopping()
+            if signals.stop or not gives:
+                notify.stopping()
+            else:
+                status = notify.DEPOSED
             if seat is not None:
                 seat.leave_within(LAST_SYNCS_S_MAX)
+                server.leave()
             server.drain()
+            is_drained = True
     except Exception as error:
         if seat is not None and seat.is_deposed(error):
             status = notify.DEPOSED
         else:
             status = server.break_off(error)
-    if status == notify.DEPOSED:
+    if status == notify.DEPOSED and not is_drained:
         log.warning("another node leads this shard")
     server.close()
     if seat is not None:
-        if status == 0:
+        if is_drained:
             seat.hand_over()
         seat.stop()
     return status

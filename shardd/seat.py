@@ -16,6 +16,7 @@ import os
 import re
 import socket
 import threading
+import time
 from contextlib import aclosing
 from typing import Final
 
@@ -24,6 +25,7 @@ import uvloop
 from shardmq.cluster.copy_streams import CopyStreams, copies_protocol
 from shardmq.cluster.etcd import client
 from shardmq.cluster.following import FollowerOfCopies, HeldFile, new_life
+from shardmq.cluster.giving_back import GivingBack, Led
 from shardmq.cluster.leading import LeaderOfCopies
 from shardmq.cluster.operations import CopiedDirectory, OperationLog
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
@@ -60,6 +62,8 @@ STORE_BYTES: Final = 8
 # How long a leader that is drained waits until another node leads.
 HAND_OVER_S_MAX: Final = 2.0
 STOP_S_MAX: Final = 1.0
+# How often a leader looks whether the lead is to go back to the home of the shard.
+LOOK_S: Final = 1.0
 # The files of a shard lie in the directories of its vhosts.
 OF_SHARD: Final = re.compile(r"[0-9a-f]{40}(/.*)?")
 
@@ -75,6 +79,7 @@ class Seat:
     fd: becomes readable when something of the following has changed; then call `look`.
     is_settled: another node leads, or has led last, so that this one need not be waited for.
     files: the files to serve the shard by, once this node leads.
+    heir: the node that is to lead next, so that this one has to drain and to hand over; "" if none.
     over: why the seat has ended; "" as long as it has not. An error of ours is in `failure`.
     """
 
@@ -82,6 +87,7 @@ class Seat:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.is_settled = False
         self.files: ReplicatedFiles | None = None
+        self.heir = ""
         self.over = ""
         self.failure: BaseException | None = None
         self._shard = config.shard
@@ -95,9 +101,10 @@ class Seat:
         self._keys = KeyNames(copies.cluster)
         self._operations = OperationLog()
         self._nodes: dict[int, Node] = {}
-        self._record: Record | None = None
-        self._revision = 0
-        self._count = 1  # of the nodes that have a copy or are to have one
+        self._records: dict[int, Record] = {}  # of all shards
+        self._claims: dict[int, Copies] = {}
+        self._revision = 0  # of the record of this shard
+        self._giving = GivingBack(copies.node, config.shard, copies.give_back_after_s)
         self._follower: FollowerOfCopies | None = None
         self._leader: LeaderOfCopies | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -117,11 +124,17 @@ class Seat:
             pass
 
     def hand_over(self) -> None:
-        """Let another node lead at once, if there is one that has all. Nobody writes any more."""
+        """Let another node lead at once, if there is one that has all. Nobody writes any more.
+
+        That is the heir, if there is one.
+        """
         loop, leader = self._loop, self._leader
         if loop is None or leader is None or self.over:
             return
-        heirs = sorted(leader.record.in_sync.keys() - {self._copies.node})
+        heirs = sorted(
+            leader.record.in_sync.keys() - {self._copies.node},
+            key=lambda node: (node != self.heir, node),
+        )
         if heirs:
             loop.call_soon_threadsafe(leader.hand_over, heirs[0])
             self._thread.join(HAND_OVER_S_MAX)
@@ -182,16 +195,19 @@ class Seat:
             ssl_handshake_timeout=OPENING_S_MAX,
         )
         watching = asyncio.create_task(self._watch())
+        giving = asyncio.create_task(self._give_back())
         playing = self._playing = asyncio.create_task(self._follow_then_lead())
         try:
-            await asyncio.wait((watching, playing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((watching, playing, giving), return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()  # etcd refuses
+            if giving.done():
+                giving.result()  # a fault of ours
             return playing.result()
         finally:
-            for task in (watching, playing):
+            for task in (watching, playing, giving):
                 task.cancel()
-            await asyncio.gather(watching, playing, return_exceptions=True)
+            await asyncio.gather(watching, playing, giving, return_exceptions=True)
             server.close()
             await self._etcd.close()
 
@@ -237,6 +253,17 @@ class Seat:
         self._tell()
         return await self._leader.run()
 
+    async def _give_back(self) -> None:
+        """Look each second whether the home of the shard is to lead again."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            heir = self._giving.heir(time.monotonic())
+            if self._leader is not None and heir and self._leader.may_hand_over(heir):
+                if not self.heir:
+                    log.info("the lead goes back to %s", heir)
+                self.heir = heir
+                self._tell()
+
     def _accept(self, opening: Opening) -> asyncio.Protocol:
         """Return the protocol of a node that follows. Raises NoStream."""
         if opening.cluster != self._copies.cluster:
@@ -256,8 +283,9 @@ class Seat:
 
     def _take_all(self, news: Listing | Changes) -> None:
         if isinstance(news, Listing):
-            self._nodes.clear()
-            self._record, self._revision = None, news.revision
+            for known in (self._nodes, self._records, self._claims):
+                known.clear()
+            self._revision = news.revision
         try:
             for each in news.pairs if isinstance(news, Listing) else news.changes:
                 self._take(each)
@@ -266,12 +294,18 @@ class Seat:
         self._changed()
 
     def _take(self, news: Pair | Deleted) -> None:
-        if news.key == self._keys.copies_of(self._shard):
-            self._record, self._revision = None, news.mod_revision
+        if news.key.startswith(self._keys.copies):
+            shard = number_in(news.key)
+            self._records.pop(shard, None)
+            if shard == self._shard:
+                self._revision = news.mod_revision
             if isinstance(news, Pair):
-                self._record = record_of(news)
-        elif news.key == self._keys.shard(self._shard) and isinstance(news, Pair):
-            self._count = len(decoded(news.key, news.value, Copies).members)
+                self._records[shard] = record_of(news)
+        elif news.key.startswith(self._keys.shards):
+            shard = number_in(news.key)
+            self._claims.pop(shard, None)
+            if isinstance(news, Pair):
+                self._claims[shard] = decoded(news.key, news.value, Copies)
         elif news.key.startswith(self._keys.nodes):
             number = number_in(news.key)
             self._nodes.pop(number, None)
@@ -286,6 +320,7 @@ class Seat:
                 copies.recorded(record, self._revision)
         if self._leader is not None:
             self._leader.copies_are(self._count)
+        self._giving.look(self._led(), time.monotonic())
         if record is None or self._follower is None:
             return
         if record.leader != self._copies.node:
@@ -294,6 +329,25 @@ class Seat:
             if not self.is_settled:
                 self.is_settled = True
                 self._tell()
+
+    @property
+    def _record(self) -> Record | None:
+        return self._records.get(self._shard)
+
+    @property
+    def _count(self) -> int:
+        """How many nodes have a copy or are to have one."""
+        claim = self._claims.get(self._shard)
+        return 1 if claim is None else len(claim.members)
+
+    def _led(self) -> dict[int, Led]:
+        """Return what the rule of giving back looks at."""
+        found = {}
+        for shard, record in self._records.items():
+            claim = self._claims.get(shard)
+            home = None if claim is None else self._nodes.get(claim.leader)
+            found[shard] = Led("" if home is None else home.name, record.leader, record.in_sync)
+        return found
 
     def _address(self, name: str) -> Address | None:
         """Return where a node takes those who have copies of this shard; None if it is gone."""

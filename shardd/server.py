@@ -45,6 +45,8 @@ SWEEP_MS = 60_000
 FEW_MESSAGES = 2
 # A drain takes in at most this many messages of each front door, however fast more arrive.
 DRAIN_MESSAGES_MAX = 4096
+# A shard that is handed over waits so long until its front doors send nothing more.
+PAUSE_S_MAX = 0.5
 # Threads of disk work take turns with the loop at this interval.
 SWITCH_INTERVAL_S = 0.0005
 # Exit statuses of a process whose shard failed.
@@ -58,6 +60,7 @@ class Copied(Protocol):
 
     fd: int
     is_settled: bool
+    heir: str
     over: str
     failure: BaseException | None
 
@@ -278,6 +281,26 @@ class Server:
         notify.status(self._status)
 
     # -- the end -----------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Ask the front doors to send nothing more, and take in and confirm what they have sent.
+
+        So nothing of theirs is lost when another process serves the shard next. A front door that
+        does not answer within PAUSE_S_MAX has what it sends later nacked.
+        """
+        for fd in self._others:
+            self.links.poll.unregister(fd)  # the owner has heard, and would hear again and again
+        self._others.clear()
+        membership, until = self.shard.membership, time.monotonic() + PAUSE_S_MAX
+        membership.ask_to_pause()
+        self.links.send(self.shard.answers())
+        while not membership.are_paused and (left_s := until - time.monotonic()) > 0:
+            wait_s = left_s if self.links.may_wait() else 0
+            now, events = _now(), self.links.poll.poll(wait_s)
+            self._look_at(events, now)
+            self.links.receive(now)
+            self._threads.begin_sync()
+            self.links.send(self.shard.answers())
 
     def drain(self) -> None:
         """Take in the messages that have arrived, make them durable, confirm them, and close.

@@ -133,6 +133,7 @@ class Shard:
             m.CONTROL: self._on_control,
             # who is there, and what exists
             m.Join: membership.on_join,
+            m.Paused: membership.on_paused,
             m.FrontDoorGone: membership.on_front_door_gone,
             m.Assign: membership.on_assign,
             m.CreateQueues: registry.on_create,

@@ -279,6 +279,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     node_timeout_s: Annotated[int, Meta(ge=2, le=600)] = 6
     replicas: Annotated[int, Meta(ge=0, le=7)] = 0  # 0: 3, if the other settings allow copies
     min_in_sync: Annotated[int, Meta(ge=0, le=7)] = 0  # 0: half of the copies, rounded up
+    # A node that is back leads its shards again when it has been in sync for so long. 0: never.
+    give_back_after_s: Annotated[float, Meta(ge=0, le=86400)] = 60.0
 
     def __post_init__(self) -> None:
         if self.min_in_sync > (self.replicas or REPLICAS):

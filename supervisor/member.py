@@ -198,6 +198,7 @@ class Member:
             "cluster": place.cluster,
             "node": self.name,
             "min_in_sync": settings.min_in_sync,
+            "give_back_after_s": settings.give_back_after_s,
             "keys": msgspec.to_builtins(keys),
             "etcd": etcd,
         }

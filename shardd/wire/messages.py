@@ -190,10 +190,22 @@ class Hello(Message, tag="hello", frozen=True):
 
     To a front door a new epoch means that outstanding publishes are lost (the front door nacks
     them), that consumers must be attached again, and that old delivery numbers mean nothing.
+
+    With `leaving`, which only front doors hear, another process is about to serve the shard. The
+    front door sends nothing more in this epoch, and says so with Paused. A front door of an older
+    release takes no notice.
     """
 
     pid: int
     ready: bool
+    leaving: bool = False
+
+
+class Paused(Message, tag="paused", frozen=True):
+    """Answer a Hello with `leaving`: this is the last message of the front door in this epoch.
+
+    Publishes of the front door wait for the next process of the shard.
+    """
 
 
 class FrontDoorGone(Message, tag="front-door-gone", frozen=True):
@@ -1058,7 +1070,7 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 Control = (
-    Join | Outdated | Hello | FrontDoorGone | TakenForGone | Assign | CreateQueues
+    Join | Outdated | Hello | Paused | FrontDoorGone | TakenForGone | Assign | CreateQueues
     | DeleteQueue | DropVhost | AutoDeleted | FirstConsumer | Stats | ListQueues | QueueIds
     | StatsReply | Alarm | Attach
     | AttachPart | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch

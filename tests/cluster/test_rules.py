@@ -30,6 +30,7 @@ from shardmq.cluster.rules import (
     StepDown,
     Stream,
     Swap,
+    keeps_up,
 )
 
 SETTINGS = Settings()
@@ -203,9 +204,22 @@ def test_a_hand_over_waits_until_the_heir_has_all() -> None:
     leader.sync_begun(1, 0.0)
     leader.sync_done(1, 0.0)
     assert leader.hand_over("b", 0.1) == []
-    heir = record("a", "b", term=4, leader="b")
+    heir = record("b", term=4, leader="b")  # it must not wait for the next process of this node
     assert leader.heard("b", Ack(1, 3, 1), 0.2) == [Propose(heir, 10), Confirm(1)]
     assert leader.swapped(11, 0.3) == [StepDown("b leads in term 4")]
+
+
+def test_the_lead_may_go_to_a_member_that_keeps_up() -> None:
+    leader = leading("a", "b")
+    assert not keeps_up(leader, "b", 0.0), "not connected"
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    assert keeps_up(leader, "b", 0.0)
+    assert not keeps_up(leader, "c", 0.0), "no member"
+    leader.sync_begun(1, 0.0)
+    assert keeps_up(leader, "b", 0.1)
+    assert not keeps_up(leader, "b", 0.6), "late"
+    leader.heard("b", Ack(1, 3, 1), 0.6)
+    assert keeps_up(leader, "b", 0.6)
 
 
 def test_a_follower_refuses_an_older_term() -> None:

@@ -160,6 +160,45 @@ def test_what_a_shard_that_ends_has_not_confirmed_is_lost_and_what_is_packed_wai
     assert packed.log == ["confirmed"]
 
 
+def test_what_a_shard_that_is_handed_over_was_sent_is_confirmed_and_the_rest_waits(
+    scene: Scene,
+) -> None:
+    sent, packed, later = Waits(), Waits(), Waits()
+    scene.publish(sent)
+    scene.link.flush()
+    scene.publish(packed)
+    scene.link.pause(10.0)
+    scene.publish(later)
+    scene.link.flush()
+    *batches, last = scene.wire.taken()
+    assert [codec.read_publish(message).batch for message in batches] == [1, 2]
+    assert envelope.read_control(last) == wire.Paused()
+    scene.say(envelope.confirmed(*scene.who(), 2))
+    assert (sent.log, packed.log, later.log) == (["confirmed"], ["confirmed"], [])
+    assert scene.names() == []
+    scene.link.socket = None
+    loop = SimpleNamespace(time=lambda: 10.1)
+    scene.link.move(loop)  # type: ignore[arg-type] # as much of a loop as it needs
+    assert scene.names() == ["away", "received"]
+    assert scene.link.away_since == 10.0
+    scene.link.socket = scene.wire
+    scene.link.begin(2, 124)
+    scene.link.flush()
+    assert scene.batches() == [3]
+    scene.say(envelope.confirmed(*scene.who(), 3))
+    assert later.log == ["confirmed"]
+
+
+def test_a_shard_that_is_not_handed_over_in_time_has_publishes_nacked(scene: Scene) -> None:
+    waits = Waits()
+    scene.link.pause(10.0)
+    scene.publish(waits)
+    scene.link.tick(10.0 + AWAY_S_MAX)
+    assert waits.log == []
+    scene.link.tick(10.1 + AWAY_S_MAX)
+    assert waits.log == ["lost"]
+
+
 def test_a_lost_sequence_takes_what_is_packed_behind_it(scene: Scene) -> None:
     sent, packed = Waits(in_sequence=True), Waits()
     scene.publish(sent)

@@ -198,6 +198,26 @@ def test_a_new_controller_hears_of_queues_whose_end_the_old_one_may_have_missed(
     assert bench.turn(m.CONTROLLER) == [m.Hello(1, ready=True), m.AutoDeleted(2, "auto-delete")]
 
 
+def test_front_doors_that_are_asked_to_pause_have_what_they_sent_before_confirmed() -> None:
+    bench = Bench()
+    bench.join(1, 6)
+    bench.turn(1)
+    bench.publish()
+    membership = bench.shard.membership
+    membership.ask_to_pause()
+    assert bench.turn(1) == [m.Hello(1, ready=False, leaving=True)]
+    assert m.Hello(1, ready=False, leaving=True) not in bench.turn(m.CONTROLLER)
+    bench.publish()
+    bench.tell(m.Paused())
+    assert not membership.are_paused
+    bench.tell(m.Paused(), 1, 6)
+    assert membership.are_paused
+    bench.sync()
+    assert ("confirmed", 2, []) in bench.turn()
+    bench.join(2, 7)  # a front door that comes now
+    assert not membership.are_paused
+
+
 AUTO = m.QueueSpec(2, "/", "auto", False, auto_delete=True)
 
 

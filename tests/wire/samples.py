@@ -21,6 +21,7 @@ CONTROL: list[wire.Control] = [
     wire.Join("ipc:///run/door-0.sock", 99, 3),
     wire.Outdated(100),
     wire.Hello(4711, True),
+    wire.Paused(),
     wire.FrontDoorGone(0, 99),
     wire.TakenForGone(99),
     wire.Assign([SPEC], False, [3]),

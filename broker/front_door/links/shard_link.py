@@ -168,6 +168,8 @@ class ShardLink(LinkState):
         self._aside: list[tuple[bytes, int, list[Unconfirmed]]] = []
         # The shard has been away for too long: logged once each.
         self._nacking = self._dropping = False
+        # The process is about to hand the shard over. It is away, but for its last words.
+        self._is_paused = False
 
     @property
     def is_elsewhere(self) -> bool:
@@ -194,8 +196,9 @@ class ShardLink(LinkState):
         def heard() -> None:
             while monitor.poll(0):
                 recv_monitor_message(monitor)
-                if self.up:
-                    self.away_since = loop.time()
+                if self.up or self._is_paused:
+                    self.away_since = loop.time() if self.up else self.away_since
+                    self._is_paused = False
                     loop.call_later(LAST_WORDS_S, self.ended, self.epoch)
 
         loop.add_reader(monitor.fileno(), heard)
@@ -210,16 +213,14 @@ class ShardLink(LinkState):
 
     def session_ended(self) -> None:
         """Take the shard for gone: its session has ended."""
-        if self.up:
-            self.away_since = asyncio.get_running_loop().time()
+        if self.up or self._is_paused:
             self.ended(self.epoch)
 
     def move(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Take the process for gone, and have no way until there is one to the next process."""
         self.close(loop, 0)
         self.socket = self.dialer = None
-        if self.up and loop is not None:
-            self.away_since = loop.time()
+        if loop is not None and (self.up or self._is_paused):
             self.ended(self.epoch)
 
     def leave(self) -> None:
@@ -349,6 +350,7 @@ class ShardLink(LinkState):
         self.by_header = {envelope.header(kind, *who): do for kind, do in self.by_kind.items()}
         self.away_since = None
         self._nacking = self._dropping = self.stalled = False
+        self._is_paused = False
         self.in_flight = 0
         self.settles.take()
         self.credits.clear()
@@ -365,9 +367,21 @@ class ShardLink(LinkState):
         if aside and self.lane is not None:
             self.lane.ring()
 
+    def pause(self, now: float) -> None:
+        """Send nothing more to this process of the shard, which hands the shard over.
+
+        What was sent is still answered. What comes waits for the next process.
+        """
+        if self.up:
+            self.tell(wire.Paused())
+            self.away_since, self._is_paused = now, True
+
     def ended(self, epoch: int) -> None:
         """Note that the process of this epoch is gone and has nothing more to say."""
         if self.epoch == epoch:
+            if self.up:
+                self.away_since = asyncio.get_running_loop().time()
+            self._is_paused = False
             log.warning("shard %d is gone%s", self.shard, _nacked(self._lose_sent()))
             self.in_flight = sum(weight for _, weight, _ in self._aside)
             self._events.away(self.shard)

@@ -410,6 +410,8 @@ class ShardLinks(LinksState):
         if isinstance(what, wire.Hello):
             if what.ready and epoch != link.epoch:
                 self._begin(link, epoch, what.pid)
+            elif what.leaving and epoch == link.epoch and self._loop is not None:
+                link.pause(self._loop.time())
         elif isinstance(what, wire.Outdated):
             if link.dialer is not None:
                 link.dialer.outdated(what.lowest)

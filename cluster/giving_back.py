@@ -1,0 +1,70 @@
+"""The rule by which leads of shards go back to the homes of the shards, without I/O.
+
+After a node was away, other nodes lead its shards. When its copies are in sync again, they give the
+leads back: each leader by itself, and one after the other in the whole cluster. For that, each
+leader looks at the records of all shards. It begins when its shard has waited long enough, and no
+lead has changed for EACH_S; the shards behind the first one wait for longer, in the order of their
+numbers. So a hand-over that does not succeed holds up no other one.
+
+Two leaders that see the records at different moments may hand over at once. This does no harm: the
+records decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
+
+EACH_S: Final = 3.0
+
+
+class Led(NamedTuple):
+    """A shard: the names of its home, its leader and the nodes in its in-sync set.
+
+    home: "" if the home is not alive.
+    """
+
+    home: str
+    leader: str
+    in_sync: Collection[str]
+
+
+class GivingBack:
+    """The rule for one shard, at the node that leads it.
+
+    after_s: a home that is in sync gets the lead back after so many seconds; 0: never.
+    """
+
+    def __init__(self, node: str, shard: int, after_s: float) -> None:
+        self._node = node
+        self._shard = shard
+        self._after_s = after_s
+        self._leaders: dict[int, str] | None = None  # None: nothing was seen yet
+        self._changed_at = 0.0
+        self._ready_since: dict[int, float] = {}  # of shards whose home could lead
+        self._homes: dict[int, str] = {}
+
+    def look(self, shards: Mapping[int, Led], now: float) -> None:
+        """Take what is known of all shards with copies."""
+        leaders = {shard: led.leader for shard, led in shards.items()}
+        if leaders != self._leaders:
+            self._leaders, self._changed_at = leaders, now
+        self._homes = {shard: led.home for shard, led in shards.items()}
+        ready = [
+            shard
+            for shard, led in shards.items()
+            if led.home and led.home != led.leader and led.home in led.in_sync
+        ]
+        self._ready_since = {shard: self._ready_since.get(shard, now) for shard in ready}
+
+    def heir(self, now: float) -> str:
+        """Return the node that gets the lead of this shard now; "" if nobody does."""
+        waited = sorted(
+            shard for shard, since in self._ready_since.items() if now - since >= self._after_s
+        )
+        if not self._after_s or self._shard not in waited or self._leaders is None:
+            return ""
+        if self._leaders[self._shard] != self._node:
+            return ""
+        turn = waited.index(self._shard) + 1
+        return self._homes[self._shard] if now - self._changed_at >= turn * EACH_S else ""
