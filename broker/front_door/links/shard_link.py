@@ -397,11 +397,23 @@ class ShardLink(LinkState):
             self._events.received()
         if self.away_since is None or now - self.away_since <= AWAY_S_MAX:
             return
+        down = is_down(self, now)
         is_over = bool(self.packing) or any(waiting for _, _, waiting in self._aside)
-        if is_down(self, now):
+        if down:
             is_over = bool(self._aside or self.packer.messages(self.shard))
-        if is_over:
-            self._lose_packed()
+        if not is_over:
+            return
+        # A publish among them has waited for too long.
+        self._lose_unsent()
+        self.in_flight = 0
+        if not self._nacking:
+            self._nacking = True
+            log.warning("shard %d stays away: publishes that want a confirm are nacked", self.shard)
+        if down and not self._dropping:
+            self._dropping = True
+            log.warning("shard %d is down: publishes that want no confirm are dropped", self.shard)
+        self._events.publish_room(self.shard)
+        self._events.received()
 
     def _lose_sent(self) -> int:
         """Report publishes that the shard has not confirmed as lost. It may have stored them."""
@@ -419,19 +431,6 @@ class ShardLink(LinkState):
         self._aside, self.packing = [], []
         for waiting in lost:
             waiting.lost()
-
-    def _lose_packed(self) -> None:
-        """Drop what waits for a shard that is away: a publish in it has waited for too long."""
-        self._lose_unsent()
-        self.in_flight = 0
-        if not self._nacking:
-            self._nacking = True
-            log.warning("shard %d stays away: publishes that want a confirm are nacked", self.shard)
-        if not self._dropping and is_down(self, asyncio.get_running_loop().time()):
-            self._dropping = True
-            log.warning("shard %d is down: publishes that want no confirm are dropped", self.shard)
-        self._events.publish_room(self.shard)
-        self._events.received()
 
     # -- what the shard says ----------------------------------------------------------------------
 
