@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +22,7 @@ from shardmq.cluster.pairs import (
     Changes,
     Compare,
     Delete,
+    Deleted,
     Get,
     Listing,
     Operation,
@@ -39,6 +40,7 @@ from shardmq.cluster.records import (
     encoded,
     number_in,
 )
+from shardmq.cluster.rules import Record, RecordError
 
 FILE_NAME: Final = "cluster.json"
 IDENTITY_BYTES: Final = 16
@@ -216,12 +218,12 @@ class Claims:
         ]
         return own, sorted(seats)
 
-    async def take_seat(self, shard: int, node: int, claim: Copies, revision: int) -> None:
+    async def take_seat(self, wanted: Wanted) -> None:
         """Make a node a member of a shard, unless the claim has another revision by now."""
-        key = self._keys.shard(shard)
-        record = msgspec.structs.replace(claim, members=[*claim.members, node])
+        key = self._keys.shard(wanted.shard)
+        record = msgspec.structs.replace(wanted.claim, members=wanted.members)
         put = Put(key, encoded(record))
-        await self._etcd.transact([Compare(key, mod_revision=revision)], [put])
+        await self._etcd.transact([Compare(key, mod_revision=wanted.revision)], [put])
 
     async def forget(self, number: int, *, only_check: bool = False) -> None:
         """Remove the claims of a node that is gone for good, or only check that they may go.
@@ -261,60 +263,144 @@ def _is_seat(node: int, claim: Copies) -> bool:
     return node in claim.members and node != claim.leader
 
 
+class Wanted(NamedTuple):
+    """A shard that a node is to take a copy of: its claim, which is to have other members.
+
+    revision: of the claim.
+    members: those that the claim is to have.
+    """
+
+    shard: int
+    claim: Copies
+    revision: int
+    members: list[int]
+
+
 class Seats:
     """The shards with copies as a node knows them, so that it finds those to take a copy of.
 
     Shards take the next nodes that are alive. The order begins behind the home of the shard, and
     goes on by one for each shard, so that the copies of one node lie on several.
+
+    A member is *lost* if it was forgotten, or has not been alive for `replace_after_s` (0: never by
+    time). Another node takes its place when a node that is alive leads the shard and the lost one
+    is not in the in-sync set. The home keeps its place beside that. A node replaces one copy at a
+    time: the next one when the last one is in sync.
     """
 
-    def __init__(self, keys: KeyNames, node: int, replicas: int) -> None:
+    def __init__(
+        self, keys: KeyNames, node: int, replicas: int, replace_after_s: float = 0.0
+    ) -> None:
         self._keys = keys
         self._node = node
         self._replicas = replicas
+        self._replace_after_s = replace_after_s
         self._alive: set[int] = set()
-        self._led: set[int] = set()  # shards that have a leader by the rules of copies
+        self._names: dict[int, str] = {}  # of all nodes of the cluster, which are not forgotten
+        self._away_since: dict[int, float] = {}
+        self._records: dict[int, Record] = {}  # of the shards that are led by the rules of copies
         self._claims: dict[int, tuple[Copies, int]] = {}  # with their revisions
+        self._replacing: int | None = None  # a shard
 
-    def take(self, news: Listing | Changes) -> None:
+    def take(self, news: Listing | Changes, now: float = 0.0) -> None:
         """Take what etcd has, or what has changed. Raises BadRecord."""
         if isinstance(news, Listing):
-            self._alive.clear()
-            self._led.clear()
-            self._claims.clear()
-        for each in news.pairs if isinstance(news, Listing) else news.changes:
-            is_there = isinstance(each, Pair)
-            for prefix, known in ((self._keys.nodes, self._alive), (self._keys.copies, self._led)):
-                if each.key.startswith(prefix):
-                    (known.add if is_there else known.discard)(number_in(each.key))
-            if each.key.startswith(self._keys.shards):
-                shard = number_in(each.key)
-                self._claims.pop(shard, None)
-                if isinstance(each, Pair):
-                    claim = decoded(each.key, each.value, Copies)
-                    self._claims[shard] = claim, each.mod_revision
+            for known in (self._alive, self._names, self._records, self._claims):
+                known.clear()
+        try:
+            for each in news.pairs if isinstance(news, Listing) else news.changes:
+                self._take(each)
+        finally:
+            away = (self._names.keys() | self._members()) - self._alive
+            self._away_since = {node: self._away_since.get(node, now) for node in away}
+
+    def _take(self, each: Pair | Deleted) -> None:
+        keys = self._keys
+        pair = each if isinstance(each, Pair) else None
+        if each.key.startswith(keys.nodes):
+            (self._alive.discard if pair is None else self._alive.add)(number_in(each.key))
+        elif each.key.startswith(members_key(keys)):
+            self._names.pop(number_in(each.key), None)
+            if pair is not None:
+                self._names[number_in(each.key)] = member_of(pair.key, pair.value).name
+        elif each.key.startswith(keys.copies):
+            self._records.pop(number_in(each.key), None)
+            if pair is not None:
+                self._records[number_in(each.key)] = _record_of(pair)
+        elif each.key.startswith(keys.shards):
+            self._claims.pop(number_in(each.key), None)
+            if pair is not None:
+                claim = decoded(pair.key, pair.value, Copies)
+                self._claims[number_in(each.key)] = claim, pair.mod_revision
+
+    def _members(self) -> set[int]:
+        return {node for claim, _ in self._claims.values() for node in claim.members}
 
     def taken(self) -> set[int]:
         """Return the shards of other nodes that this node has, or is to have, a copy of."""
         return {shard for shard, (claim, _) in self._claims.items() if _is_seat(self._node, claim)}
 
-    def wanted(self) -> list[tuple[int, Copies, int]]:
-        """Return the shards that this node is to take a copy of, with claim and revision."""
-        return [
-            (shard, claim, revision)
-            for shard, (claim, revision) in sorted(self._claims.items())
-            if shard in self._led and self._node in self._next(shard, claim)
-        ]
+    def wanted(self, now: float = 0.0) -> list[Wanted]:
+        """Return the shards that this node is to take a copy of."""
+        missing, replacing = [], {}
+        for shard, (claim, revision) in sorted(self._claims.items()):
+            record = self._records.get(shard)
+            if record is None:
+                continue
+            lost = self._lost(claim, record, now)
+            if self._node not in self._next(shard, claim, len(lost)):
+                continue
+            stay = [node for node in claim.members if node == claim.leader or node not in lost]
+            wanted = Wanted(shard, claim, revision, [*stay, self._node])
+            if lost:
+                replacing[shard] = wanted
+            else:
+                missing.append(wanted)
+        if self._replacing not in replacing and not self._is_behind(self._replacing):
+            self._replacing = min(replacing, default=None)
+        return [*missing, *(each for each in replacing.values() if each.shard == self._replacing)]
 
-    def _next(self, shard: int, claim: Copies) -> list[int]:
+    def _is_behind(self, shard: int | None) -> bool:
+        """Return whether this node has a seat of a shard, and is not in sync yet."""
+        if shard is None or shard not in self.taken() or shard not in self._records:
+            return False
+        return self._names.get(self._node) not in self._records[shard].in_sync
+
+    def _lost(self, claim: Copies, record: Record, now: float) -> set[int]:
+        """Return the members that are to be replaced."""
+        alive = {self._names.get(node) for node in self._alive}
+        if record.leader not in alive:
+            return set()
+        return {
+            node
+            for node in claim.members
+            if node not in self._alive
+            and self._is_lost(node, now)
+            and set(record.in_sync) <= {name for n, name in self._names.items() if n != node}
+        }
+
+    def _is_lost(self, node: int, now: float) -> bool:
+        if node not in self._names:
+            return True
+        since = self._away_since.get(node, now)
+        return 0 < self._replace_after_s <= now - since
+
+    def _next(self, shard: int, claim: Copies, lost: int) -> list[int]:
         """Return the nodes that are to take a copy of a shard."""
-        missing = max(0, self._replicas - len(claim.members))
+        missing = max(0, self._replicas - len(claim.members) + lost)
         others = sorted(
             self._alive.difference(claim.members),
             key=lambda node: (node - claim.leader) % NODES_MAX,
         )
         first = shard % len(others) if others else 0
         return [*others[first:], *others[:first]][:missing]
+
+
+def _record_of(pair: Pair) -> Record:
+    try:
+        return msgspec.json.decode(pair.value, type=Record)
+    except (msgspec.MsgspecError, RecordError) as error:
+        raise BadRecord(f"{pair.key}: {error}") from None
 
 
 def member_of(key: str, value: bytes) -> Member:

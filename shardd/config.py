@@ -21,6 +21,7 @@ class CopiesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     node: the name of this node in the cluster.
     fd: the TCP socket at which nodes with copies are let in, with `keys`, when this node leads.
     founds: this node is the home of the shard: it may begin to lead a shard that nobody has led.
+    replicas: on how many nodes the messages of the shard are to be.
     min_in_sync: with fewer nodes that have all, nothing is confirmed; 0: half of them, rounded up.
     give_back_after_s: when the home of the shard has been in sync for so long, it gets the lead
         back; 0: never.
@@ -30,6 +31,7 @@ class CopiesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     node: str
     fd: int
     founds: bool
+    replicas: Annotated[int, Meta(ge=1)] = 1
     min_in_sync: Annotated[int, Meta(ge=0)] = 0
     give_back_after_s: Annotated[float, Meta(ge=0)] = 0
     keys: Keys

@@ -338,7 +338,10 @@ class Seat:
     def _count(self) -> int:
         """How many nodes have a copy or are to have one."""
         claim = self._claims.get(self._shard)
-        return 1 if claim is None else len(claim.members)
+        if claim is None:
+            return 1
+        # A home that was lost, and has been replaced, is a member still.
+        return max(1, min(len(claim.members), self._copies.replicas))
 
     def _led(self) -> dict[int, Led]:
         """Return what the rule of giving back looks at."""

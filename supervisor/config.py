@@ -281,6 +281,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     min_in_sync: Annotated[int, Meta(ge=0, le=7)] = 0  # 0: half of the copies, rounded up
     # A node that is back leads its shards again when it has been in sync for so long. 0: never.
     give_back_after_s: Annotated[float, Meta(ge=0, le=86400)] = 60.0
+    # Another node takes the copies of one that has been away for so long. 0: never.
+    replace_after_s: Annotated[float, Meta(ge=0, le=30 * 86400)] = 3600.0
 
     def __post_init__(self) -> None:
         if self.min_in_sync > (self.replicas or REPLICAS):

@@ -41,6 +41,8 @@ from shardmq.supervisor.sockets import Sockets
 
 AGAIN_S: Final = 1.0
 LEAVE_S_MAX: Final = 2.0
+# How often a node looks whether others are lost, whose copies it is to replace.
+LOOK_S: Final = 5.0
 NODE_PREFIX: Final = "shardmq@"
 
 log = logging.getLogger("supervisor")
@@ -199,6 +201,7 @@ class Member:
             "node": self.name,
             "min_in_sync": settings.min_in_sync,
             "give_back_after_s": settings.give_back_after_s,
+            "replicas": self.replicas,
             "keys": msgspec.to_builtins(keys),
             "etcd": etcd,
         }
@@ -276,19 +279,44 @@ class Member:
             taken: Called with each shard that this node is to have a copy of, at least once.
         """
         names, number = KeyNames(self._settings.name), self.place.number
-        seats = Seats(names, number, self.replicas)
+        seats = Seats(names, number, self.replicas, self._settings.replace_after_s)
+        changed = asyncio.Event()
+        taking = asyncio.create_task(self._take_wanted(seats, changed))
+        try:
+            while True:
+                try:
+                    async with aclosing(self._etcd.watch(names.all)) as watch:
+                        async for news in watch:
+                            seats.take(news, time.monotonic())
+                            for shard in sorted(seats.taken() - self._seats.keys()):
+                                taken(shard)
+                            changed.set()
+                except (EtcdAway, EtcdRefused, BadRecord) as error:
+                    log.warning("no copies are taken for now: %s", error)
+                    await asyncio.sleep(AGAIN_S)
+        finally:
+            taking.cancel()
+
+    async def _take_wanted(self, seats: Seats, changed: asyncio.Event) -> None:
+        """Take the seats that are wanted, at each change, and when time has passed."""
         while True:
             try:
-                async with aclosing(self._etcd.watch(names.all)) as watch:
-                    async for news in watch:
-                        seats.take(news)
-                        for shard in sorted(seats.taken() - self._seats.keys()):
-                            taken(shard)
-                        for shard, claim, revision in seats.wanted():
-                            await self._claims.take_seat(shard, number, claim, revision)
-            except (EtcdAway, EtcdRefused, BadRecord) as error:
-                log.warning("no copies are taken for now: %s", error)
-                await asyncio.sleep(AGAIN_S)
+                async with asyncio.timeout(LOOK_S):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+            changed.clear()
+            for wanted in seats.wanted(time.monotonic()):
+                gone = set(wanted.claim.members) - set(wanted.members)
+                log.info(
+                    "takes a copy of shard %d%s",
+                    wanted.shard,
+                    f" in place of node {', '.join(map(str, sorted(gone)))}" if gone else "",
+                )
+                try:
+                    await self._claims.take_seat(wanted)
+                except (EtcdAway, EtcdRefused) as error:
+                    log.warning("no copy of shard %d is taken for now: %s", wanted.shard, error)
 
     async def leave(self) -> None:
         """End the lease, so that the other nodes need not wait for its end."""

@@ -399,3 +399,25 @@ def test_a_node_that_is_back_leads_its_shards_again_and_nothing_is_nacked(
         print(f"longest without a confirm: {[round(pump.longest_s, 3) for pump in pumps]} s")
         assert [pump.nacked for pump in pumps] == [0, 0]
         assert all(pump.longest_s < HAND_OVER_S_MAX for pump in pumps)
+
+
+def test_a_node_that_is_lost_for_long_is_replaced(own: RealEtcd, tmp_path: Path) -> None:
+    environment = {"SHARDMQ_CLUSTER_REPLACE_AFTER_S": "1"}
+    with RealCluster(tmp_path, own, replicas=2, environment=environment) as cluster:
+        cluster.wait_for_copies()
+        pumps = pumping(cluster, "lost", [0])
+        lost = cluster.nodes[2]
+        name = f"shardmq@{lost.data_dir.name}"
+        lost.kill_all()
+        wait_until(
+            lambda: all(
+                len(record.in_sync) == 2 and name not in record.in_sync
+                for record in cluster.copies().values()
+            ),
+            "the copies of the lost node at others",
+        )
+        more_confirms(pumps)
+        lost.restart()
+        wait_for_nodes(cluster.nodes[0], 3)
+        more_confirms(pumps)
+        check(cluster, pumps)

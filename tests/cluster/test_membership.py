@@ -13,14 +13,17 @@ from shardmq.cluster.etcd import Etcd
 from shardmq.cluster.membership import (
     UNCLAIMED,
     Claims,
+    Member,
     NoPlace,
     Place,
     Seats,
+    members_key,
     read_place,
     write_place,
 )
 from shardmq.cluster.pairs import Changes, Delete, Deleted, Listing, Pair, Put
 from shardmq.cluster.records import SHARDS_MAX, BadRecord, Copies, KeyNames, encoded
+from shardmq.cluster.rules import Record
 
 KEYS = KeyNames("tea")
 _clusters = itertools.count(1)
@@ -154,6 +157,127 @@ def test_the_file_keeps_the_place(tmp_path: Path) -> None:
         read_place(tmp_path, "tea", "a")
 
 
+AFTER_S = 100.0
+SYNC_S = 5.0
+
+
+class Cluster:
+    """Etcd as each node sees it, with a clock. A new copy is in sync SYNC_S after it was taken."""
+
+    def __init__(self, replicas: int, nodes: int, after_s: float = AFTER_S) -> None:
+        self.claims: dict[int, Copies] = {}
+        self.records: dict[int, set[int]] = {}  # the in-sync sets; the lowest one that lives leads
+        self.members = set(range(nodes))
+        self.alive = set(range(nodes))
+        self.took: list[tuple[int, int]] = []  # node and shard
+        self.at_once_max = 0
+        self._in_sync_at: dict[tuple[int, int], float] = {}
+        self._now = 0.0
+        self._seats = {node: Seats(KEYS, node, replicas, after_s) for node in range(nodes)}
+
+    def behind(self) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {node: set() for node in self._seats}
+        for node, shard in self._in_sync_at:
+            found[node].add(shard)
+        return found
+
+    def _listing(self) -> Listing:
+        pairs = [put(KEYS.node(node), None) for node in self.alive]
+        for node in self.members:
+            value = msgspec.json.encode(Member(f"n{node}", "identity"))
+            pairs.append(Pair(f"{members_key(KEYS)}{node}", value, 1, 1, 0))
+        pairs += [put(KEYS.shard(shard), claim) for shard, claim in self.claims.items()]
+        for shard, in_sync in self.records.items():
+            leader = min(in_sync & self.alive or in_sync)
+            record = Record(2, f"n{leader}", 1, "s", {f"n{node}": "copy" for node in in_sync})
+            value = msgspec.json.encode(record)
+            pairs.append(Pair(KEYS.copies_of(shard), value, 1, 1, 0))
+        return Listing(tuple(pairs), 7)
+
+    def run(self, seconds: float) -> None:
+        end = self._now + seconds
+        while self._now < end:
+            self._now += 1
+            for (node, shard), at in list(self._in_sync_at.items()):
+                if self._now >= at:
+                    del self._in_sync_at[node, shard]
+                    self.records[shard] = self.records[shard] | {node}
+            for node in sorted(self.alive):
+                seats = self._seats[node]
+                seats.take(self._listing(), self._now)
+                for wanted in seats.wanted(self._now):
+                    self.claims[wanted.shard] = msgspec.structs.replace(
+                        wanted.claim, members=wanted.members
+                    )
+                    self.took.append((node, wanted.shard))
+                    self._in_sync_at[node, wanted.shard] = self._now + SYNC_S
+            self.at_once_max = max(self.at_once_max, *map(len, self.behind().values()))
+
+
+def test_a_node_that_is_lost_is_replaced_where_its_copy_is_not_needed() -> None:
+    lost = Cluster(replicas=2, nodes=4)
+    lost.claims = {shard: claim_of(0, 1) for shard in range(6)}
+    lost.records = {shard: {0, 1} for shard in range(6)}
+    lost.alive = {0, 2, 3}
+    lost.run(AFTER_S + 1)
+    assert lost.took == [], "it is in sync, so that it may be needed"
+    lost.records = {shard: {0} for shard in range(6)}
+    lost.run(1)
+    assert all(len(shards) <= 1 for shards in lost.behind().values()), "one at a time"
+    lost.run(60)
+    assert all(len(claim.members) == 2 and 1 not in claim.members for claim in lost.claims.values())
+    assert {node for node, _ in lost.took} == {2, 3}
+    assert lost.at_once_max == 1
+
+
+def test_a_home_that_is_lost_keeps_its_place() -> None:
+    lost = Cluster(replicas=2, nodes=4)
+    lost.claims, lost.records = {0: claim_of(0, 1)}, {0: {1}}
+    lost.alive = {1, 2, 3}
+    lost.run(AFTER_S - 1)
+    assert lost.took == []
+    lost.run(60)
+    assert len(lost.took) == 1
+    assert lost.claims[0].members[:2] == [0, 1]
+    assert len(lost.claims[0].members) == 3
+    lost.alive.add(0)
+    lost.run(60)
+    assert len(lost.claims[0].members) == 3
+
+
+def test_a_node_that_comes_back_in_time_is_not_replaced() -> None:
+    lost = Cluster(replicas=2, nodes=3)
+    lost.claims, lost.records = {0: claim_of(0, 1)}, {0: {0}}
+    for _ in range(3):
+        lost.alive = {0, 2}
+        lost.run(AFTER_S - 1)
+        lost.alive = {0, 1, 2}
+        lost.run(1)
+    assert lost.took == []
+
+
+def test_a_node_that_is_forgotten_is_replaced_at_once_also_without_a_time() -> None:
+    lost = Cluster(replicas=2, nodes=3, after_s=0)
+    lost.claims, lost.records = {0: claim_of(0, 1)}, {0: {0}}
+    lost.alive = {0, 2}
+    lost.run(100 * AFTER_S)
+    assert lost.took == []
+    lost.members.discard(1)
+    lost.run(1)
+    assert lost.claims[0].members == [0, 2]
+
+
+def test_nobody_is_replaced_while_nobody_leads_or_no_other_node_is_there() -> None:
+    lost = Cluster(replicas=2, nodes=3)
+    lost.claims, lost.records = {0: claim_of(0, 1)}, {0: {1}}
+    lost.alive = {2}
+    lost.run(10 * AFTER_S)
+    assert lost.took == [], "nobody leads"
+    lost.alive, lost.records = {0}, {0: {0}}
+    lost.run(10 * AFTER_S)
+    assert lost.took == [], "no other node"
+
+
 def put(key: str, record: Copies | None, revision: int = 1) -> Pair:
     return Pair(key, encoded(record) if record is not None else b"", revision, 1, 0)
 
@@ -168,13 +292,14 @@ def seats_of(replicas: int, *pairs: Pair) -> dict[int, list[int]]:
     for node in range(3):
         seats = Seats(KEYS, node, replicas)
         seats.take(Listing(pairs, 7))
-        found[node] = [shard for shard, _, _ in seats.wanted()]
+        found[node] = [wanted.shard for wanted in seats.wanted()]
     return found
 
 
 def test_the_next_nodes_that_live_take_copies() -> None:
     alive = [put(KEYS.node(node), None) for node in range(3)]
-    led = [put(KEYS.copies_of(shard), None) for shard in range(4)]
+    value = msgspec.json.encode(Record(1, "n0", 1, "s", {"n0": "copy"}))
+    led = [Pair(KEYS.copies_of(shard), value, 1, 1, 0) for shard in range(4)]
     claims = [put(KEYS.shard(shard), claim_of(0)) for shard in range(4)]
     assert seats_of(1, *alive, *led, *claims) == {0: [], 1: [], 2: []}
     # One after the other, so that not all copies lie on one node.
