@@ -134,6 +134,15 @@ class LeaderOfCopies:
         """Return how many bytes the in-sync nodes have at most not answered yet."""
         return self._operations.bytes_after(Position(self._rules.term, self._rules.confirmed))
 
+    def lag_s(self) -> float:
+        """Return for how long the slowest of the in-sync nodes has had a sync to answer."""
+        now, rules_of = self._clock(), self._rules
+        return max((rules_of.lag_s(node, now) for node in rules_of.members()), default=0.0)
+
+    def waits_for(self) -> rules.Wait | None:
+        """Return what the oldest sync that is not confirmed waits for."""
+        return self._rules.waits_for()
+
     # -- the life ----------------------------------------------------------------------------------
 
     async def run(self) -> str:

@@ -273,6 +273,14 @@ class Peer:
         self.is_joining = False  # no member yet, but nothing is confirmed without it
 
 
+class Wait(enum.Enum):
+    """A sync that is not confirmed waits for this."""
+
+    OWN_DISK = 1
+    MORE_MEMBERS = 2  # the in-sync set is too small
+    MEMBERS = 3  # one of the in-sync set has not answered
+
+
 class Leader:
     """The rules of a node that leads in one term, until it steps down.
 
@@ -411,8 +419,16 @@ class Leader:
     def tick(self, now: float) -> Effects:
         """Look at the time; at least once in each heartbeat."""
         effects: Effects = []
-        if now - self._ticked_at > 3 * self._settings.heartbeat_s:
-            self._forgive(now - self._ticked_at, now)
+        pause_s = now - self._ticked_at
+        if pause_s > 3 * self._settings.heartbeat_s:
+            # Nobody is blamed for a time in which this process did not run itself.
+            for peer in self.peers.values():
+                peer.heard_at = min(now, peer.heard_at + pause_s)
+            self._absent_since = {
+                node: min(now, since + pause_s) for node, since in self._absent_since.items()
+            }
+            self._local = {number: min(now, at + pause_s) for number, at in self._local.items()}
+            self._syncs = deque((number, min(now, at + pause_s)) for number, at in self._syncs)
         self._ticked_at = now
         if now - self._pinged_at >= self._settings.heartbeat_s:
             self._pinged_at = now
@@ -437,6 +453,14 @@ class Leader:
         return {node for record in (self.record, *self._possible) for node in record.in_sync} - {
             self.node
         }
+
+    def waits_for(self) -> Wait | None:
+        """Return what the oldest sync that is not confirmed waits for; None if there is none."""
+        if not self._syncs:
+            return None
+        if min(self._local, default=self._last_sync + 1) <= self._syncs[0][0]:
+            return Wait.OWN_DISK
+        return Wait.MEMBERS if self._are_enough() else Wait.MORE_MEMBERS
 
     def lag_s(self, node: str, now: float) -> float:
         """Return for how long the oldest sync waits for this node."""
@@ -571,10 +595,10 @@ class Leader:
         return False
 
     def _confirm(self) -> Effects:
-        smallest = min(len(record.in_sync) for record in (self.record, *self._possible))
-        if smallest < (self._settings.min_in_sync or (self._copies + 1) // 2):
+        if not self._are_enough():
             return []
-        done = min((self._own_number(), *self._numbers(self._needed())))
+        own = min(self._local, default=self._last_sync + 1) - 1
+        done = min((own, *self._numbers(self._needed())))
         number = self.confirmed
         while self._syncs and self._syncs[0][0] <= done:
             number, _ = self._syncs.popleft()
@@ -587,8 +611,10 @@ class Leader:
         """Return the nodes without whose answer nothing is confirmed, but this one."""
         return self.members() | {peer.node for peer in self.peers.values() if peer.is_joining}
 
-    def _own_number(self) -> int:
-        return min(self._local, default=self._last_sync + 1) - 1
+    def _are_enough(self) -> bool:
+        """Return whether there are as many members as a confirm needs."""
+        smallest = min(len(record.in_sync) for record in (self.record, *self._possible))
+        return smallest >= (self._settings.min_in_sync or (self._copies + 1) // 2)
 
     def _numbers(self, nodes: Iterable[str]) -> Iterable[int]:
         for node in nodes:
@@ -607,16 +633,6 @@ class Leader:
         self._late &= record.in_sync.keys()
         # Each proposal so far compares with an older revision: it is in this record, or fails.
         self._possible.clear()
-
-    def _forgive(self, pause_s: float, now: float) -> None:
-        """Blame nobody for a time in which this process did not run itself."""
-        for peer in self.peers.values():
-            peer.heard_at = min(now, peer.heard_at + pause_s)
-        self._absent_since = {
-            node: min(now, since + pause_s) for node, since in self._absent_since.items()
-        }
-        self._local = {number: min(now, at + pause_s) for number, at in self._local.items()}
-        self._syncs = deque((number, min(now, at + pause_s)) for number, at in self._syncs)
 
     def _forget(self, peer: Peer) -> None:
         del self.peers[peer.node]

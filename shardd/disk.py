@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 
 from shardmq.shardd.config import ShardConfig
 from shardmq.shardd.store.files import Files
+from shardmq.shardd.wire.messages import DISK_STALLED
 
 log = logging.getLogger("shardmq.shardd.disk")
 
@@ -65,12 +66,20 @@ class Calls:
 class StallWatch:
     """Reports once when a call takes longer than `stall_s`, and once when that is over.
 
-    Both reports come from a thread of the watch.
+    A report comes again when there is another reason. All come from a thread of the watch. `why`
+    returns what does not answer, as an alarm.
     """
 
     def __init__(
-        self, calls: Calls, stall_s: float, stalled: Callable[[str], None], over: Callable[[], None]
+        self,
+        calls: Calls,
+        stall_s: float,
+        stalled: Callable[[str], None],
+        over: Callable[[], None],
+        why: Callable[[], str] = lambda: DISK_STALLED,
     ) -> None:
+        self.why = DISK_STALLED  # of the stall that there is, or was last
+        self._look_why = why
         self._calls = calls
         self._stall_s = stall_s
         self._stalled = stalled
@@ -94,18 +103,23 @@ class StallWatch:
         seconds, name = self._calls.longest()
         if seconds > self._stall_s:
             self._longest = (seconds, name)
-            if not self.now:
+            before, self.why = self.why, self._look_why()
+            if not self.now or self.why != before:
                 self.now = self._unseen = True
                 log.error(
-                    "the disk does not answer: %s takes %.1f s already; publishers are held back",
+                    "%s: %s takes %.1f s already; publishers are held back",
+                    "the disk does not answer" if self.why == DISK_STALLED else self.why,
                     name,
                     seconds,
                 )
-                self._stalled(f"disk does not answer: {name} takes more than {self._stall_s:g} s")
+                self._stalled(f"{self.why}: {name} takes more than {self._stall_s:g} s")
         elif self.now:
             self.now = False
             log.warning(
-                "the disk answers again: %s took some %.1f s", self._longest[1], self._longest[0]
+                "%s: %s took some %.1f s",
+                "the disk answers again" if self.why == DISK_STALLED else "it goes on",
+                self._longest[1],
+                self._longest[0],
             )
             self._over()
 

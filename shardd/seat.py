@@ -41,7 +41,7 @@ from shardmq.cluster.records import (
     number_in,
 )
 from shardmq.cluster.replicated_files import Deposed, ReplicatedFiles
-from shardmq.cluster.rules import Record, Settings
+from shardmq.cluster.rules import Record, Settings, Wait
 from shardmq.cluster.secret import tls_context
 from shardmq.cluster.streams import (
     OPENING_S_MAX,
@@ -54,6 +54,7 @@ from shardmq.cluster.versions import own_versions
 from shardmq.shardd.config import CopiesConfig, ShardConfig
 from shardmq.shardd.directories import held_path, shard_directory
 from shardmq.shardd.store.files import OsFiles
+from shardmq.shardd.wire import messages as wire
 from shardmq.supervisor import notify
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,12 @@ HAND_OVER_S_MAX: Final = 2.0
 STOP_S_MAX: Final = 1.0
 # How often a leader looks whether the lead is to go back to the home of the shard.
 LOOK_S: Final = 1.0
+WAITS: Final = {
+    None: "",
+    Wait.OWN_DISK: "",
+    Wait.MORE_MEMBERS: wire.TOO_FEW_IN_SYNC,
+    Wait.MEMBERS: wire.NODE_STALLED,
+}
 # The files of a shard lie in the directories of its vhosts.
 OF_SHARD: Final = re.compile(r"[0-9a-f]{40}(/.*)?")
 
@@ -104,6 +111,7 @@ class Seat:
         self._records: dict[int, Record] = {}  # of all shards
         self._claims: dict[int, Copies] = {}
         self._revision = 0  # of the record of this shard
+        self._numbers: dict[str, float] = {}
         self._giving = GivingBack(copies.node, config.shard, copies.give_back_after_s)
         self._follower: FollowerOfCopies | None = None
         self._leader: LeaderOfCopies | None = None
@@ -159,12 +167,21 @@ class Seat:
             error = error.__cause__ or error.__context__
         return bool(self.over) and self.failure is None
 
-    def numbers(self) -> dict[str, float]:
-        """Return how many nodes have all that is confirmed, and how far the last one is behind."""
+    @property
+    def waits_for(self) -> str:
+        """Why syncs are not confirmed, as an alarm; "" if it is the disk, or if they are."""
         leader = self._leader
-        if leader is None:
-            return {}
-        return {"replica_in_sync": len(leader.record.in_sync), "replica_lag_bytes": leader.lag()}
+        try:
+            return "" if leader is None else WAITS[leader.waits_for()]
+        except IndexError:  # the thread of the copies has confirmed the last one meanwhile
+            return ""
+
+    def numbers(self) -> dict[str, float]:
+        """Return how many nodes have all that is confirmed, and how far the last one is behind.
+
+        They are those of the last second.
+        """
+        return self._numbers
 
     # -- the thread of the copies ------------------------------------------------------------------
 
@@ -195,19 +212,19 @@ class Seat:
             ssl_handshake_timeout=OPENING_S_MAX,
         )
         watching = asyncio.create_task(self._watch())
-        giving = asyncio.create_task(self._give_back())
+        looking = asyncio.create_task(self._look_at_copies())
         playing = self._playing = asyncio.create_task(self._follow_then_lead())
         try:
-            await asyncio.wait((watching, playing, giving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((watching, playing, looking), return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()  # etcd refuses
-            if giving.done():
-                giving.result()  # a fault of ours
+            if looking.done():
+                looking.result()  # a fault of ours
             return playing.result()
         finally:
-            for task in (watching, playing, giving):
+            for task in (watching, playing, looking):
                 task.cancel()
-            await asyncio.gather(watching, playing, giving, return_exceptions=True)
+            await asyncio.gather(watching, playing, looking, return_exceptions=True)
             server.close()
             await self._etcd.close()
 
@@ -253,12 +270,20 @@ class Seat:
         self._tell()
         return await self._leader.run()
 
-    async def _give_back(self) -> None:
-        """Look each second whether the home of the shard is to lead again."""
+    async def _look_at_copies(self) -> None:
+        """Look each second how the copies are, and whether the home of the shard is to lead."""
         while True:
             await asyncio.sleep(LOOK_S)
+            leader = self._leader
+            if leader is None:
+                continue
+            self._numbers = {
+                "replica_in_sync": len(leader.record.in_sync),
+                "replica_lag_bytes": leader.lag(),
+                "replica_lag_seconds": leader.lag_s(),
+            }
             heir = self._giving.heir(time.monotonic())
-            if self._leader is not None and heir and self._leader.may_hand_over(heir):
+            if heir and leader.may_hand_over(heir):
                 if not self.heir:
                     log.info("the lead goes back to %s", heir)
                 self.heir = heir

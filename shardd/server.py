@@ -66,6 +66,8 @@ class Copied(Protocol):
 
     @property
     def files(self) -> Files | None: ...
+    @property
+    def waits_for(self) -> str: ...
     def look(self) -> None: ...
     def hand_over(self) -> None: ...
     def leave_within(self, seconds: float) -> None: ...
@@ -105,7 +107,7 @@ class Server:
         self._calls = Calls()
         self._room = DiskRoom(self._directory, config.data_dir, self._calls)
         self._stall = StallWatch(
-            self._calls, config.disk_stall_s, self._tell_stall, self._tell_status
+            self._calls, config.disk_stall_s, self._tell_stall, self._tell_status, self._why_stalled
         )
         self._status = "starting"
         self._gaps = Gaps(gaps_path(config.runtime_dir, config.shard))
@@ -264,17 +266,21 @@ class Server:
         # A stall that ended since the last tick is reported too, and its end with the next tick.
         # The front doors have heard of the stall from another thread, on another connection.
         if self._stall.seen():
-            return wire.DISK_STALLED
+            return self._stall.why
         return wire.LOW_ON_DISK if self._room.is_low(self.config) else ""
 
     def _tell_stall(self, status: str) -> None:
-        """Tell the supervisor and all peers that the disk does not answer.
+        """Tell the supervisor and all peers that the disk, or another node, does not answer.
 
         This runs in the thread that watches the disk, because the loop may be the thread that
         hangs.
         """
         notify.status(status)
-        self.links.alarm_from_thread(wire.DISK_STALLED)
+        self.links.alarm_from_thread(self._stall.why)
+
+    def _why_stalled(self) -> str:
+        """Return why a sync does not end: because of the disk, or of other nodes."""
+        return (self._seat.waits_for if self._seat is not None else "") or wire.DISK_STALLED
 
     def _tell_status(self) -> None:
         """Tell the supervisor the present status."""

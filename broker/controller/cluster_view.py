@@ -115,6 +115,10 @@ class ClusterView:
         """Return the names of the nodes that have all of a shard."""
         return self._copies.get(shard) or (self.of_shard(shard),)
 
+    def in_sync_at(self, name: str) -> list[int]:
+        """Return the shards with copies of which a node has all."""
+        return sorted(shard for shard, nodes in self._copies.items() if name in nodes)
+
     def of_owner(self, owner: str) -> str:
         """Return the name of the node that a connection is at, by the connection's owner."""
         return self.of_door(door_of(owner))

@@ -83,7 +83,7 @@ class ShardEvents:
                 self._dead_letters_scheduled = True
                 self._services.loop.aio.call_soon(self._publish_dead_letters)
         elif isinstance(what, wire.Alarm):
-            self._services.shards.set_stalled(shard, what.reason == wire.DISK_STALLED)
+            self._services.shards.set_stalled(shard, what.reason in wire.STALLED)
             self._alarm(shard, what.reason)
 
     def outlived(self) -> None:

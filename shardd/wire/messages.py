@@ -55,6 +55,10 @@ PARTLY_REFUSED = 1 << 18
 # Reasons of an Alarm on which programs act too.
 LOW_ON_DISK = "low on disk"
 DISK_STALLED = "disk does not answer"
+TOO_FEW_IN_SYNC = "too few nodes are in sync"
+NODE_STALLED = "a node in sync does not answer"
+# With these, nobody knows when the next confirm comes.
+STALLED = frozenset((DISK_STALLED, TOO_FEW_IN_SYNC, NODE_STALLED))
 # The code of a request that is refused because the disk has no room. It is HTTP's code: AMQP has
 # only 541, which stands for other errors too.
 NO_ROOM: Final = 507
@@ -443,9 +447,9 @@ class Alarm(Message, tag="alarm", frozen=True):
     """Tell all peers that publishing must pause, or may go on.
 
     The shard sends Alarm when the reason changes, and after Hello while there is a reason. `reason`
-    is in words for people; an empty reason means that publishing may go on. DISK_STALLED also means
-    that front doors nack publishes that wait for a confirm; these messages may be stored all the
-    same. There is no answer.
+    is in words for people; an empty reason means that publishing may go on. One of STALLED also
+    means that front doors nack publishes that wait for a confirm; these messages may be stored all
+    the same. There is no answer.
     """
 
     reason: str

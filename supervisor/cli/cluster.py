@@ -13,10 +13,14 @@ from shardmq.supervisor.cli.command import bound
 from shardmq.supervisor.cli.demo import demo
 
 COLUMNS = [
-    "name", "running", "is_leader", "shards", "processors", "mem_used", "disk_free", "sockets_used",
-    "version", "alarms", "uptime",
+    "name", "running", "is_leader", "shards", "in_sync_shards", "processors", "mem_used",
+    "disk_free", "sockets_used", "version", "alarms", "uptime",
 ]  # fmt: skip
 
+SHARD_COLUMNS = [
+    "shard", "node", "in_sync", "replica_lag_bytes", "replica_lag_seconds", "ready", "alarm",
+    "queues",
+]  # fmt: skip
 PLAN_COLUMNS = ["vhost", "name", "from_node", "from_shard", "to_node", "to_shard"]
 LOOK_S = 0.5  # between two looks how far something is
 
@@ -28,6 +32,14 @@ app = typer.Typer(no_args_is_help=True, help="The nodes of a cluster.")
 def status(api: Api) -> Rows:
     """List the nodes: which run, which one leads, and what each of them has."""
     return Rows(api.get("nodes"), COLUMNS)
+
+
+def shards(api: Api) -> Rows:
+    """List the shards: which node leads each of them, which have all of it, and how far behind.
+
+    A shard waits for the slowest of the nodes in sync: so many bytes, for so many seconds.
+    """
+    return Rows(api.get("shards"), SHARD_COLUMNS)
 
 
 def drain(
@@ -120,6 +132,7 @@ def _is_named(row: dict[str, Any], name: str) -> bool:
 
 
 app.command("status")(bound(status))
+app.command("shards")(bound(shards))
 app.command("drain")(bound(drain))
 app.command("rebalance")(bound(rebalance))
 app.command("forget")(bound(forget))

@@ -361,6 +361,15 @@ def test_too_few_nodes_confirm_nothing_and_a_power_cut_of_all_loses_nothing(
         count = pump.count
         time.sleep(2)
         assert pump.count == count
+        told = ("alarm", "in_sync", "replica_in_sync")
+        wait_until(
+            lambda: (
+                next([row.get(name) for name in told] for row in api(first, "shards"))
+                == ["too few nodes are in sync", ["shardmq@node-0"], 1]
+            ),
+            "the true reason",
+        )
+        assert "disk does not answer" not in first.log_path.read_text()
         with connect(first) as client:
             assert client.channel().basic_get(queues[0])[2], "consumers go on"
         second.restart()

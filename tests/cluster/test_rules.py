@@ -30,6 +30,7 @@ from shardmq.cluster.rules import (
     StepDown,
     Stream,
     Swap,
+    Wait,
     keeps_up,
 )
 
@@ -207,6 +208,21 @@ def test_a_hand_over_waits_until_the_heir_has_all() -> None:
     heir = record("b", term=4, leader="b")  # it must not wait for the next process of this node
     assert leader.heard("b", Ack(1, 3, 1), 0.2) == [Propose(heir, 10), Confirm(1)]
     assert leader.swapped(11, 0.3) == [StepDown("b leads in term 4")]
+
+
+def test_a_leader_says_what_a_confirm_waits_for() -> None:
+    leader = leading("a", "b", settings=Settings(min_in_sync=2))
+    assert leader.waits_for() is None
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    assert leader.waits_for() is Wait.OWN_DISK
+    leader.sync_done(1, 0.1)
+    assert leader.waits_for() is Wait.MEMBERS
+    leader.recorded(record("a"), 11, 0.2)
+    assert leader.waits_for() is Wait.MORE_MEMBERS
+    leader.recorded(record("a", "b"), 12, 0.3)
+    assert leader.heard("b", Ack(1, 3, 1), 0.4) == [Confirm(1)]
+    assert leader.waits_for() is None
 
 
 def test_the_lead_may_go_to_a_member_that_keeps_up() -> None:

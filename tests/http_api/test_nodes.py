@@ -55,6 +55,15 @@ def tell(cluster: Api, node: str, **changed: Any) -> None:
     cluster.context.cluster.tell(node, msgspec.structs.replace(facts, **changed))
 
 
+async def test_a_node_has_the_shards_that_it_leads_and_those_of_which_it_has_all(
+    cluster: Api,
+) -> None:
+    know(cluster, [LEADER], shard0=[LEADER, OTHER], shard2=[OTHER])
+    rows = {row["name"]: row for row in await cluster.get("/api/nodes")}
+    found = {name: row["in_sync_shards"] for name, row in rows.items()}
+    assert found == {LEADER: [0], OTHER: [0, 2], DOWN: []}
+
+
 async def test_all_nodes_are_listed_with_their_own_figures(cluster: Api) -> None:
     rows = await cluster.get("/api/nodes")
     assert [(row["name"], row["running"], row["is_leader"]) for row in rows] == [
@@ -69,7 +78,7 @@ async def test_all_nodes_are_listed_with_their_own_figures(cluster: Api) -> None
     assert (first["etcd_up"], second["etcd_up"]) == (True, False)
     assert down == {
         "name": DOWN, "type": "disc", "running": False, "cluster_links": [], "alarms": [],
-        "shards": [2], "is_leader": False, "has_definitions": False,
+        "shards": [2], "in_sync_shards": [], "is_leader": False, "has_definitions": False,
     }  # fmt: skip
     assert await cluster.get(f"/api/nodes/{DOWN}") == down
     for path in ("memory", "memory/relative"):

@@ -13,6 +13,7 @@ import pytest
 
 from shardmq.shardd.disk import Calls, StallWatch, WatchedFiles
 from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.wire.messages import DISK_STALLED, NODE_STALLED, TOO_FEW_IN_SYNC
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles, Hang
 
@@ -47,6 +48,28 @@ def test_only_a_call_that_takes_too_long_is_told_and_only_once() -> None:
     bench.calls_the_disk(meanwhile)
     assert bench.after(0) == ["over"]
     assert bench.after(100) == []
+
+
+def test_what_a_sync_waits_for_is_told_as_it_is_now(caplog: pytest.LogCaptureFixture) -> None:
+    bench, why = Bench(), [TOO_FEW_IN_SYNC]
+    bench.watch = StallWatch(
+        bench.calls, STALL_S, bench.told.append, lambda: bench.told.append("over"), lambda: why[0]
+    )
+
+    def meanwhile() -> None:
+        said = "too few nodes are in sync: sync takes more than 10 s"
+        assert bench.after(STALL_S + 1) == [said]
+        assert bench.watch.why == TOO_FEW_IN_SYNC
+        why[0] = NODE_STALLED
+        assert bench.after(1) == ["a node in sync does not answer: sync takes more than 10 s"]
+        assert bench.watch.why == NODE_STALLED
+        assert bench.after(1) == []
+
+    bench.calls_the_disk(meanwhile)
+    why[0] = DISK_STALLED
+    assert bench.after(0) == ["over"]
+    assert bench.watch.why == NODE_STALLED, "for who looks only now"
+    assert "disk" not in caplog.text.replace("shardd.disk", "").replace("disk.py", "")
 
 
 def test_many_short_calls_are_no_long_one() -> None:

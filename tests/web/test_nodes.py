@@ -29,7 +29,8 @@ ROOM: dict[str, Any] = {
 NODES: list[dict[str, Any]] = [
     {"name": NAMES[0], "running": True, "is_leader": True, "shards": [0, 1], "processors": 8,
      "mem_used": 2**30, "disk_free": 2**40, "uptime": 90_000_000, "version": "1.2.3",
-     "alarms": [], "has_definitions": True, "etcd_up": True, "etcd_silent_s": 1.0, **ROOM},
+     "alarms": [], "has_definitions": True, "etcd_up": True, "etcd_silent_s": 1.0,
+     "in_sync_shards": [0, 2], **ROOM},
     {"name": NAMES[1], "running": True, "is_leader": False, "shards": [2], "processors": 4,
      "mem_used": 2**29, "disk_free": 2**39, "uptime": 60_000, "version": "1.2.4",
      "alarms": ["etcd does not answer"], "has_definitions": True, "etcd_up": False,

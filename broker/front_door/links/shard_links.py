@@ -377,15 +377,15 @@ class ShardLinks(LinksState):
             shard += 1
 
     def set_stalled(self, shard: int, stalled: bool) -> None:
-        """Note whether the disk of a shard answers.
+        """Note whether the disk of a shard answers, and the nodes that are to have its messages.
 
-        While it does not, publishes that want a confirm are nacked at each tick: nobody knows how
-        long the disk takes.
+        While they do not, publishes that want a confirm are nacked at each tick: nobody knows how
+        long that takes.
         """
         link = self.links[shard]
         if stalled and not link.stalled:
             log.warning(
-                "the disk of shard %d does not answer: publishes that want a confirm are nacked",
+                "shard %d cannot make messages durable: publishes that want a confirm are nacked",
                 shard,
             )
         link.stalled = stalled

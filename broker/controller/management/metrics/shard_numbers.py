@@ -61,6 +61,7 @@ GAUGES: Final = {
 # Of the process that leads a shard with copies.
 REPLICAS: Final = {
     "replica_in_sync": "Nodes that have all that is confirmed of a shard, the leader among them",
+    "replica_lag_seconds": "How long the oldest sync waits for a node that is to have done it",
     "replica_lag_bytes": "Bytes that were written to a shard and that not all of them have synced",
 }
 

@@ -23,7 +23,7 @@ from shardmq.broker.controller.peers.front_door import Refused, Rejected, Unavai
 from shardmq.broker.model import patterns
 from shardmq.broker.model.checks import ACCESS_REFUSED
 from shardmq.broker.shared.control import QueueDeclare
-from shardmq.shardd.wire.messages import DISK_STALLED
+from shardmq.shardd.wire.messages import STALLED
 
 ALIVENESS_QUEUE = "aliveness-test"
 OK = {"status": "ok"}
@@ -78,9 +78,10 @@ def why_out_of_service(part: Part) -> str | None:
     not_ready = [shard.number for shard in shards if not shard.ready]
     if not_ready:
         return f"shards not ready: {', '.join(map(str, not_ready))}"
-    stalled = [shard.number for shard in shards if shard.alarm == DISK_STALLED]
-    if stalled:
-        return f"{DISK_STALLED}: shards {', '.join(map(str, stalled))}"
+    if stalled := {shard.alarm for shard in shards} & STALLED:
+        why = min(stalled)
+        numbers = [str(shard.number) for shard in shards if shard.alarm == why]
+        return f"{why}: shards {', '.join(numbers)}"
     if others:
         return f"front doors of another release: {', '.join(map(str, others))}"
     if not part.doors():

@@ -189,6 +189,7 @@ def _in_cluster(context: Context, known: KnownNode) -> dict[str, Any]:
         return {}
     return {
         "shards": list(known.shards),
+        "in_sync_shards": context.cluster.in_sync_at(known.name),
         "is_leader": known.name == context.cluster.own,
         "has_definitions": known.name in context.cluster.in_sync,
     }

@@ -55,6 +55,7 @@ function aboutOf(row, listeners) {
     ["State", state(row.running ? "running" : "down")],
     ["Leads", row.is_leader === undefined ? null : row.is_leader ? "yes" : "no"],
     ["Alarms", alarmsOf(row)],
+    ["Copies in sync", (row.in_sync_shards ?? []).length ? `shards ${row.in_sync_shards.join(", ")}` : null],
     ["Definitions", row.has_definitions === undefined ? null : row.has_definitions ? "has all of them" : badge("is behind, or down", "warn")],
     ["etcd", row.etcd_up === undefined ? null : row.etcd_up ? "answers" : badge(`silent for ${format.duration(row.etcd_silent_s)}`, "bad")],
     ["Shards", row.shards === undefined ? null : shardLinks(row)],
