@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Annotated, Any, Final, NamedTuple, cast
@@ -22,6 +23,15 @@ OPENING_BYTES_MAX: Final = 4096
 PAIR_BUFFER_BYTES: Final = 1 << 20
 # How long an end waits for the connection, for the handshake and for the line of the other end.
 OPENING_S_MAX: Final = 5.0
+# How long an end waits for the other host: when nothing is said, until the first probe, between
+# probes, and for how many; and when something is said that the other end does not take.
+PROBE_AFTER_S: Final = 5
+PROBE_EACH_S: Final = 2
+PROBES: Final = 3
+# Linux counts also the time in which the other end lives and does not read. The ends of control
+# links and of facts always read; those of the other services may wait for a client or for a disk.
+UNTAKEN_S_MAX: Final = 15
+UNREAD_S_MAX: Final = 60
 # The services of a leader.
 CONTROL: Final = "control"  # the control link of a front door
 LOCAL: Final = "local"  # HTTP of shardctl, by the socket of its host
@@ -128,6 +138,7 @@ class OpeningProtocol(asyncio.Protocol):
             self._transport.close()
             return
         self._transport.write(msgspec.json.encode(Reply("", version=version)) + b"\n")
+        _bound_waits(self._transport, opening.service)
         transport = StreamTransport(self._transport, opening, version)
         self._transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -275,12 +286,30 @@ async def open_stream(
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise NoStream(reason) from None
+    _bound_waits(transport, opening.service)
     transport.set_protocol(protocol)
     transport.resume_reading()
     protocol.connection_made(transport)
     if asking.rest:
         protocol.data_received(asking.rest)
     return Opened(transport, asking.version)
+
+
+def _bound_waits(transport: asyncio.Transport, service: str) -> None:
+    """Let the kernel end a stream whose other host has vanished without a word."""
+    end: socket.socket = transport.get_extra_info("socket")
+    untaken_s = UNTAKEN_S_MAX if service in (CONTROL, FACTS) else UNREAD_S_MAX
+    try:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (socket.TCP_KEEPIDLE, PROBE_AFTER_S),
+            (socket.TCP_KEEPINTVL, PROBE_EACH_S),
+            (socket.TCP_KEEPCNT, PROBES),
+            (socket.TCP_USER_TIMEOUT, untaken_s * 1000),
+        ):
+            end.setsockopt(socket.IPPROTO_TCP, option, value)
+    except OSError:  # it has ended, which its protocol hears
+        pass
 
 
 async def open_pair(

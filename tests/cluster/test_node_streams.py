@@ -15,12 +15,17 @@ import pytest
 from msgspec.structs import replace
 
 from shardmq.broker.controller.config import HttpLimits
+from shardmq.broker.controller.node_facts import NodeFacts
+from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.relay import NO_LEADER, Relay
 from shardmq.cluster.secret import Keys, keys_of, tls_context
 from shardmq.cluster.streams import (
     CONTROL,
+    FACTS,
     HTTP,
     OPENING_BYTES_MAX,
+    UNREAD_S_MAX,
+    UNTAKEN_S_MAX,
     Address,
     NoStream,
     Opening,
@@ -33,6 +38,7 @@ from shardmq.cluster.versions import STREAMS, Range, disagreement, own_versions
 KEYS = keys_of("a secret of many words", "coffee")
 OTHER_KEYS = keys_of("another secret of many words", "coffee")
 PATIENCE_S = 30.0
+FACTS_OF_B = NodeFacts([], {}, 1, 2, 3, 4, "", 5, 6, "", [])
 
 
 class Collected(asyncio.Protocol):
@@ -214,10 +220,16 @@ async def test_an_end_that_is_no_node_is_told_from_one() -> None:
 Wait = Callable[[float], Awaitable[Address | None]]
 
 
+def relay_to(leader: Wait) -> Relay:
+    return Relay(tls_context(KEYS, server=False), leader, opening, HttpLimits)
+
+
 @contextlib.asynccontextmanager
-async def relaying(leader: Wait, path: Path) -> AsyncIterator[tuple[Path, Address]]:
+async def relaying(
+    leader: Wait, path: Path, relay: Relay | None = None
+) -> AsyncIterator[tuple[Path, Address]]:
     """Run a relay; yield its Unix socket, for front doors, and its address for HTTP."""
-    relay = Relay(tls_context(KEYS, server=False), leader, opening, HttpLimits)
+    relay = relay or relay_to(leader)
     unix = path / "control.sock"
     await relay.listen_unix(unix, CONTROL, 0o700)
     listening = socket.create_server(("127.0.0.1", 0))
@@ -305,3 +317,108 @@ async def test_a_stream_finds_the_next_leader(tmp_path: Path) -> None:
             writer.write(os.urandom(10))
             assert len(await reader.readexactly(10)) == 10
             writer.close()
+
+
+async def test_streams_leave_a_leader_that_the_record_does_not_name_any_more(
+    tmp_path: Path,
+) -> None:
+    """The leader of before is alive and ends nothing, as when it is cut off from etcd only."""
+    before, after = Leader(echoes=True), Leader(echoes=True)
+    async with before.listening() as old, after.listening() as new:
+        leading = [old]
+
+        async def leads(wait_s: float) -> Address:
+            return leading[0]
+
+        relay = relay_to(leads)
+        relay.led_by("shardmq@a", 1)
+        async with relaying(leads, tmp_path, relay) as (unix, _), asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_unix_connection(unix)
+            writer.write(b"one")
+            assert await reader.readexactly(3) == b"one"
+            relay.led_by("shardmq@a", 1)
+            writer.write(b"two")
+            assert await reader.readexactly(3) == b"two"
+            leading[0] = new
+            relay.led_by("shardmq@c", 2)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            await before.services[0].over.wait()
+            writer.close()
+            reader, writer = await asyncio.open_unix_connection(unix)
+            writer.write(b"three")
+            assert await reader.readexactly(5) == b"three"
+            assert (len(before.services), len(after.services)) == (1, 1)
+            writer.close()
+
+
+async def test_a_stream_to_a_leader_that_is_replaced_meanwhile_is_not_joined(
+    tmp_path: Path,
+) -> None:
+    before, after = Leader(echoes=True), Leader(echoes=True)
+    async with before.listening() as old, after.listening() as new:
+        leading = [old]
+
+        async def leads(wait_s: float) -> Address:
+            return leading[0]
+
+        relay = relay_to(leads)
+        relay.led_by("shardmq@a", 1)
+        accept = before.accept
+
+        def replaced(opening: Opening) -> asyncio.Protocol:
+            leading[0] = new
+            relay.led_by("shardmq@c", 2)
+            return accept(opening)
+
+        before.accept = replaced  # type: ignore[method-assign]
+        async with relaying(leads, tmp_path, relay) as (unix, _), asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_unix_connection(unix)
+            writer.write(b"one")
+            assert await reader.readexactly(3) == b"one"
+            assert bytes(after.services[0].data) == b"one"
+            assert before.services[0].data == b""
+            writer.close()
+
+
+async def test_facts_are_told_to_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardmq.broker.controller.nodes.facts.EACH_S", 0)
+    before, after = Leader(), Leader()
+    async with before.listening() as old, after.listening() as new:
+        lead, address = [("shardmq@a", 1)], [old]
+
+        async def leads(wait_s: float) -> Address:
+            return address[0]
+
+        def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
+            tls = tls_context(KEYS, server=False)
+            return open_stream(address, tls, opening(FACTS), protocol)
+
+        telling = asyncio.create_task(
+            tell_facts(lambda: FACTS_OF_B, leads, connect, lambda: lead[0])
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            await before.taken.wait()
+            await before.services[0].came.wait()
+            lead[0], address[0] = ("shardmq@c", 2), new
+            await before.services[0].over.wait()
+            await after.taken.wait()
+            await after.services[0].came.wait()
+        telling.cancel()
+
+
+@pytest.mark.parametrize("service", [CONTROL, HTTP])
+async def test_a_host_that_vanishes_is_noticed_by_both_ends(service: str) -> None:
+    """No packet says that a host has lost its power, so the kernel has to ask and to give up."""
+    leader, here = Leader(), Collected()
+    async with leader.listening() as address, asyncio.timeout(PATIENCE_S):
+        tls = tls_context(KEYS, server=False)
+        await open_stream(address, tls, opening(service), here)
+        inner = leader.services[0].transport._inner  # type: ignore[attr-defined]
+        for transport in (here.transport, inner):
+            end = transport.get_extra_info("socket")
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 10
+            untaken = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert untaken == 1000 * (UNTAKEN_S_MAX if service == CONTROL else UNREAD_S_MAX)
+        here.transport.close()

@@ -59,15 +59,21 @@ async def tell_facts(
     facts: Callable[[], NodeFacts],
     leader: Callable[[float], Awaitable[Address | None]],
     connect: Callable[[Address, asyncio.Protocol], Awaitable[object]],
+    lead: Callable[[], tuple[str, int] | None] = lambda: None,
 ) -> None:
     """Tell the leader the facts of this node until cancelled.
 
     leader: waits up to so many seconds for a leader; returns its address, or None.
     connect: opens a stream to an address for a protocol. Raises NoStream.
+    lead: returns the leader and the term of the record; a stream to any other one ends.
     """
     telling, logged = _Telling(), ""
+    told = lead()
     try:
         while True:
+            if told != (told := lead()) and telling.transport is not None:
+                telling.transport.abort()
+                telling = _Telling()
             if telling.transport is None and (address := await leader(EACH_S)) is not None:
                 try:
                     await connect(address, telling)

@@ -116,6 +116,7 @@ class Node:
         self._follower: FollowerOfCopies | None = None
         self._copies: LeaderOfCopies | None = None
         self._leader: Controller | None = None
+        self._relaying: Relay | None = None
         self._to_leader = CopyStreams(
             self._client_tls,
             self._opening(COPIES, None, None),
@@ -177,6 +178,8 @@ class Node:
         for copies in (self._follower, self._copies):
             if copies is not None:
                 copies.recorded(record, nodes.revision)
+        if self._relaying is not None and record is not None:
+            self._relaying.led_by(record.leader, record.term)
         if self._follower is not None and record is not None:
             is_other = record.leader != self._cluster.node
             if is_other and nodes.address(record.leader) is None:
@@ -254,7 +257,7 @@ class Node:
             opening = self._opening(FACTS, None, None)
             return open_stream(address, self._client_tls, opening, protocol)
 
-        await tell_facts(facts, self._nodes.leader, connect)
+        await tell_facts(facts, self._nodes.leader, connect, self._nodes.lead)
 
     async def _follow(self) -> Lead:
         """Follow the leader until this node leads; meanwhile relay what clients say to it."""
@@ -269,13 +272,13 @@ class Node:
             self._to_leader.connect,
             founds=os.urandom(STORE_BYTES).hex(),
         )
-        relay = await self._relay()
+        relay = self._relaying = await self._relay()
         telling = asyncio.create_task(self._tell())
         self._changed()
         try:
             lead = await follower.run()
         finally:
-            self._follower = None
+            self._follower = self._relaying = None
             telling.cancel()
             await relay.close()
         log.info("this node leads in term %d", lead.record.term)

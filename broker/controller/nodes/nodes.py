@@ -144,6 +144,10 @@ class Nodes:
                 return node.address, node.ports["cluster"]
         return None
 
+    def lead(self) -> tuple[str, int] | None:
+        """Return the leader and the term of the record; None without a record."""
+        return None if self.record is None else (self.record.leader, self.record.term)
+
     async def leader(self, wait_s: float) -> Address | None:
         """Return the address of the leader; None if none is alive within so many seconds."""
         until = asyncio.get_running_loop().time() + wait_s

@@ -47,6 +47,12 @@ class PipeEnd(asyncio.Protocol):
         self.transport.resume_reading()
         other.transport.resume_reading()
 
+    def abort_joined(self) -> None:
+        """End the connections of both ends at once, if this end is joined."""
+        if self._other is not None:
+            self._other.abort()
+            self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
         if self._other is None:
             self._early += data

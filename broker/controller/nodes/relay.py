@@ -4,7 +4,8 @@ The relay listens where the controller of a node listens: for front doors, for s
 and for metrics. Each connection becomes a stream to the leader, which sees the client and not the
 relay. Only clients that the leader has sent to the streams of this node are served here
 (`own_streams.py`). While nobody leads, a connection waits for LEADER_S_MAX. Then HTTP is answered
-with 503, and all others are closed; front doors come again.
+with 503, and all others are closed; front doors come again. When the record names another leader
+or another term, all streams end, also those to a host that has vanished without a word.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Relay:
         self._ends: set[PipeEnd] = set()
         self._joining: set[asyncio.Task[None]] = set()
         self._logged = ""  # why the last stream could not be opened
+        self._lead: tuple[str, int] | None = None  # the leader and the term that streams are of
         self.handshakes = Handshakes()
 
     async def listen_unix(self, path: Path, service: str, mode: int) -> None:
@@ -107,6 +109,15 @@ class Relay:
         while self._ends:
             await asyncio.sleep(0)
 
+    def led_by(self, leader: str, term: int) -> None:
+        """Take the leader and the term of the record. Streams to any other one end at once."""
+        if self._lead == (leader, term):
+            return
+        if self._lead is not None:
+            for end in self._ends:
+                end.abort_joined()
+        self._lead = leader, term
+
     def _protocol(self, service: str) -> Callable[[], asyncio.Protocol]:
         piped = partial(PipeEnd, partial(self._accepted, service), self._ended)
         if self._own is None or service not in (HTTP, HTTPS):
@@ -135,7 +146,7 @@ class Relay:
             if address is None:
                 self._refuse(service, end)
                 return
-            far = PipeEnd()
+            far, lead = PipeEnd(), self._lead
             try:
                 await open_stream(address, self._tls, opening, far)
             except NoStream as error:
@@ -150,6 +161,9 @@ class Relay:
             self._logged = ""
             if end.is_over:
                 far.transport.abort()
+            elif lead != self._lead:  # it was replaced while the stream was opened
+                far.transport.abort()
+                continue
             else:
                 end.join(far)
             return

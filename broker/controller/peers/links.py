@@ -272,6 +272,7 @@ class DoorLinks:
         self._gone: dict[int, int] = {}  # by number, the last incarnation that was taken for gone
         self._all = frozenset(doors)
         self._expected = set(self._all)  # front doors not seen since the start
+        self._missed: set[int] = set()  # those of them that others were not to wait for any longer
         self._handed_out = 0
         # The shards of the cluster by the number of the node that leads them.
         self._elsewhere: dict[int, list[ShardElsewhere]] = {}
@@ -299,6 +300,7 @@ class DoorLinks:
         self._return = asyncio.get_running_loop().call_later(RETURN_S_MAX, self._expect_no_more)
 
     def _expect_no_more(self) -> None:
+        self._missed |= self._expected
         self._expected.clear()
         self._call_what_is_in_force()
 
@@ -501,6 +503,12 @@ class DoorLinks:
         assert self.handler is not None
         if message.incarnation == self._gone.get(message.door):
             raise _TakenForGone(message.door)
+        if message.door in self._missed:
+            self._missed.discard(message.door)
+            if message.boot:  # it routes by what it knew, and others were answered without it
+                self._gone[message.door] = message.incarnation
+                self.handler.door_gone(message.door, message.incarnation)
+                raise _TakenForGone(message.door)
         door = FrontDoorLink(message, transport)
         old = self._doors.get(door.number)
         if old is not None:

@@ -1,0 +1,106 @@
+"""Which front doors are waited for, and which are told to begin anew; without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shardmq.broker.controller.peers import links
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.shared.control import DoorHello, Outlived
+from shardmq.cluster.versions import WIRE
+
+DOOR, OTHER = 0, 256
+INCARNATION = 5
+
+
+class Wire(asyncio.Transport):
+    """The connection of a front door that another node relays; it keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__({"opening": object()})
+        self.written = b""
+        self.is_over = False
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.is_over
+
+    def close(self) -> None:
+        self.is_over = True
+
+    def abort(self) -> None:
+        self.is_over = True
+
+
+class Handler:
+    """A controller without a catalog, which notes the front doors that are gone."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.gone: list[tuple[int, int]] = []
+
+    def snapshot(self) -> tuple[int, list[Any]]:
+        return self.version, []
+
+    def door_gone(self, door: int, incarnation: int) -> None:
+        self.gone.append((door, incarnation))
+
+    def has_room(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def hello(door: int, incarnation: int = INCARNATION, boot: str = "") -> DoorHello:
+    return DoorHello(WIRE.most, door, incarnation, 1, boot, 1 if boot else 0)
+
+
+def made(*doors: int) -> tuple[DoorLinks, Handler]:
+    made, handler = DoorLinks("boot", doors), Handler()
+    made.handler = handler  # type: ignore[assignment]
+    made._server = object()  # type: ignore[assignment]
+    return made, handler
+
+
+def come(made: DoorLinks, message: DoorHello) -> Wire:
+    """Let a front door say its first message; return its connection."""
+    wire, stream = Wire(), made.connection()
+    stream.connection_made(wire)
+    stream.data_received(links.encode(message))  # type: ignore[attr-defined]
+    return wire
+
+
+@pytest.mark.parametrize(("boot", "outlived"), [("boot", True), ("", False)])
+async def test_a_door_that_others_were_not_to_wait_for_begins_anew(
+    boot: str, outlived: bool
+) -> None:
+    """It routes by the catalog of before. A process that has just begun has none."""
+    doors, handler = made(DOOR, OTHER)
+    come(doors, hello(DOOR, boot="boot"))
+    doors._expect_no_more()
+    wire = come(doors, hello(OTHER, boot=boot))
+    assert (links.encode(Outlived()) in wire.written, wire.is_over) == (outlived, outlived)
+    assert handler.gone == ([(OTHER, INCARNATION)] if outlived else [])
+    assert {door.number for door in doors.doors()} == ({DOOR} if outlived else {DOOR, OTHER})
+    if outlived:
+        assert come(doors, hello(OTHER, boot=boot)).is_over
+        come(doors, hello(OTHER, INCARNATION + 1))
+        assert {door.number for door in doors.doors()} == {DOOR, OTHER}
+
+
+async def test_a_door_that_comes_in_time_goes_on() -> None:
+    doors, handler = made(DOOR, OTHER)
+    for door in (DOOR, OTHER):
+        assert not come(doors, hello(door, boot="boot")).is_over
+    doors._expect_no_more()
+    assert not come(doors, hello(OTHER, boot="boot")).is_over
+    assert handler.gone == []
