@@ -9,7 +9,7 @@ import pytest
 
 from shardmq.broker.controller.peers import links
 from shardmq.broker.controller.peers.links import DoorLinks
-from shardmq.broker.shared.control import DoorHello, Outlived
+from shardmq.broker.shared.control import Applied, DoorHello, Outlived
 from shardmq.cluster.versions import WIRE
 
 DOOR, OTHER = 0, 256
@@ -104,3 +104,36 @@ async def test_a_door_that_comes_in_time_goes_on() -> None:
     doors._expect_no_more()
     assert not come(doors, hello(OTHER, boot="boot")).is_over
     assert handler.gone == []
+
+
+async def test_an_answer_waits_until_a_door_that_was_cut_off_has_the_change() -> None:
+    doors, handler = made(DOOR, OTHER)
+    for door in (DOOR, OTHER):
+        come(doors, hello(door))
+        doors.receive(doors._doors[door], Applied(0))
+    here, cut_off = doors._doors[DOOR], doors._doors[OTHER]
+    doors.leave(cut_off)
+    handler.version = 1
+    doors.hand_out(1, [])
+    answered: list[int] = []
+    doors.when_in_force(1, lambda: answered.append(1))
+    doors.receive(here, Applied(1))
+    assert answered == []
+    come(doors, hello(OTHER, boot="boot"))
+    assert answered == []
+    doors.receive(doors._doors[OTHER], Applied(1))
+    assert answered == [1]
+
+
+async def test_an_answer_does_not_wait_for_a_door_whose_process_has_ended() -> None:
+    """The next process has been sent the change; what the one before routed by is gone with it."""
+    doors, handler = made(DOOR)
+    come(doors, hello(DOOR))
+    handler.version = 1
+    doors.hand_out(1, [])
+    answered: list[int] = []
+    doors.when_in_force(1, lambda: answered.append(1))
+    come(doors, hello(DOOR, INCARNATION + 1))
+    assert handler.gone == [(DOOR, INCARNATION)]
+    doors.receive(doors._doors[DOOR], Applied(1))
+    assert answered == [1]

@@ -528,6 +528,7 @@ class DoorLinks:
         self._doors[door.number] = door
         self._expected.discard(door.number)
         self.handler.door_up(door.number, door.incarnation, message.connections)
+        self._call_what_is_in_force()
         log.info("front door %d (pid %d) is here", door.number, door.pid)
         return door
 
@@ -574,7 +575,12 @@ class DoorLinks:
             self._forget(door, back=False)
 
     def _forget(self, door: FrontDoorLink, back: bool) -> None:
-        """Forget a link. `back`: the same process has a new link, and keeps what it holds."""
+        """Forget a link.
+
+        `back`: the same process has a new link and keeps what it holds. The caller puts that link
+        in its place and then calls what is in force: until the front door has applied what it
+        missed, it routes by an old catalog.
+        """
         if door.lost is not None:
             door.lost.cancel()
         del self._doors[door.number]
@@ -584,7 +590,8 @@ class DoorLinks:
             self.handler.door_gone(door.number, door.incarnation)
         for fence in self._fences.values():
             fence.lost(door.number)
-        self._call_what_is_in_force()
+        if not back:
+            self._call_what_is_in_force()
 
     def receive(self, door: FrontDoorLink, message: AnyControl) -> None:
         """Handle a message of a front door that has entered. Raises ProtocolError."""
