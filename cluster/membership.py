@@ -31,6 +31,7 @@ from shardmq.cluster.pairs import (
     Put,
 )
 from shardmq.cluster.records import (
+    BAD_JSON,
     NODES_MAX,
     SHARDS_MAX,
     BadRecord,
@@ -407,5 +408,5 @@ def member_of(key: str, value: bytes) -> Member:
     """Return the record of a member. Raises BadRecord."""
     try:
         return msgspec.json.decode(value, type=Member)
-    except msgspec.MsgspecError as error:
+    except BAD_JSON as error:
         raise BadRecord(f"{key}: no member: {error}") from None

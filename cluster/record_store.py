@@ -17,6 +17,7 @@ from shardmq.cluster.pairs import (
     Pair,
     Put,
 )
+from shardmq.cluster.records import BAD_JSON
 from shardmq.cluster.rules import Record, RecordError, Swap
 
 log = logging.getLogger(__name__)
@@ -84,5 +85,5 @@ def decoded(pair: Pair) -> Record:
     """Return the record of a pair, as a watch has it. Raises RecordAway if it is none."""
     try:
         return msgspec.json.decode(pair.value, type=Record)
-    except (msgspec.MsgspecError, RecordError) as error:
+    except (*BAD_JSON, RecordError) as error:
         raise RecordAway(f"{pair.key}: {error}") from None

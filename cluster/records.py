@@ -25,6 +25,7 @@ NODES_MAX: Final = 255
 SHARDS_MAX: Final = 64
 # The front doors of one node have the numbers from that of the node times this one on.
 DOORS_PER_NODE: Final = 256
+KEY_DIGITS_MAX: Final = 9  # of the number at the end of a key
 # How the names of the ports of shards begin in the record of a node; the number follows. At the
 # second one the node takes those who have copies, as long as it leads the shard.
 SHARD_PORT: Final = "shard-"
@@ -37,6 +38,11 @@ FIRST: Final = Versions(streams=Range(1, 1), wire=Range(2, 2), catalog=Range(1, 
 
 NodeNumber = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Count = Annotated[int, Meta(ge=0)]
+
+
+# What msgspec raises for bytes that are no JSON of the type: of its own; UnicodeDecodeError, which is
+# a ValueError, for texts that are not UTF-8; and for JSON that is nested too deeply.
+BAD_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class BadRecord(Exception):
@@ -73,7 +79,7 @@ class KeyNames:
 def number_in(key: str) -> int:
     """Return the number at the end of the key of a node or a shard. Raises BadRecord."""
     number = key.rpartition("/")[2]
-    if not (number.isascii() and number.isdigit()):
+    if not (number.isascii() and number.isdigit() and len(number) <= KEY_DIGITS_MAX):
         raise BadRecord(f"{key}: the key does not end with a number")
     return int(number)
 
@@ -128,5 +134,5 @@ def decoded(key: str, value: bytes, kind: type[_Record]) -> _Record:
     """Return the record that is the value of a key. Raises BadRecord."""
     try:
         return msgspec.json.decode(value, type=kind)
-    except msgspec.DecodeError as error:
+    except BAD_JSON as error:
         raise BadRecord(f"{key}: no {kind.__name__.lower()}: {error}") from None

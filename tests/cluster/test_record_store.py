@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from shardmq.cluster.etcd import Etcd
-from shardmq.cluster.pairs import EtcdAway, EtcdRefused, Outcome, Put
-from shardmq.cluster.record_store import EtcdRecord, RecordAway
+from shardmq.cluster.pairs import EtcdAway, EtcdRefused, Outcome, Pair, Put
+from shardmq.cluster.record_store import EtcdRecord, RecordAway, decoded
 from shardmq.cluster.rules import Record, Swap
 
 
@@ -49,6 +49,16 @@ async def test_a_record_that_is_none_is_not_taken_for_one(
     await etcd.transact((), [Put(store.key, value)])
     with pytest.raises(RecordAway, match="controller"):
         await store.read()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b'{"term":1,"leader":"caf\xe9"}', b'{"x":' + b"[" * 100_000],
+    ids=["empty", "Latin-1", "deep"],
+)
+def test_no_value_is_more_than_no_record(value: bytes) -> None:
+    with pytest.raises(RecordAway, match="controller"):
+        decoded(Pair("controller", value, 1, 1))
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_a_record_is_json_and_comes_back(record: Any) -> None:
         (encoded(COPIES).replace(b"[1,2,5]", b"[1,5]"), Copies, "not among the members"),
         (encoded(COPIES).replace(b'"term":4', b'"term":-4'), Copies, "term"),
         (encoded(NODE).replace(b"17", b'"x"'), Node, "incarnation"),
+        (encoded(NODE).replace(b"@host", b"@caf\xe9"), Node, "utf-8"),
+        (b'{"x":' + b"[" * 100_000, Node, "recursion"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key(value: bytes, kind: Any, says: str) -> None:
@@ -65,7 +67,8 @@ def test_a_wrong_value_is_named_with_its_key(value: bytes, kind: Any, says: str)
 
 
 def test_a_key_without_a_number_is_named() -> None:
-    for key in ("/shardmq/a/nodes/", "/shardmq/a/nodes/x", "/shardmq/a/nodes/²"):
+    for last in ("", "x", "²", "1" * 5000):
+        key = f"/shardmq/a/nodes/{last}"
         with pytest.raises(BadRecord, match=key):
             number_in(key)
 

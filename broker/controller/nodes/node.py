@@ -207,8 +207,11 @@ class Node:
         self, node: records.Node, service: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a stream to a node. Raises NoStream."""
-        address = node.address, node.ports["cluster"]
-        return await open_pair(address, self._client_tls, self._opening(service, None, None))
+        if (port := node.ports.get("cluster")) is None:
+            raise NoStream(f"{node.name} has no port for nodes")
+        return await open_pair(
+            (node.address, port), self._client_tls, self._opening(service, None, None)
+        )
 
     # -- the two roles -----------------------------------------------------------------------------
 

@@ -93,9 +93,11 @@ class Nodes:
             if isinstance(news, Pair):
                 self.record = record_of(news)
         elif news.key.startswith(self._keys.nodes):
-            _set(self.nodes, news.key, value and decoded(news.key, value, Node))
+            node = None if value is None else decoded(news.key, value, Node)
+            _set(self.nodes, news.key, node)
         elif news.key.startswith(self._members):
-            _set(self.members, news.key, value and member_of(news.key, value).name)
+            name = None if value is None else member_of(news.key, value).name
+            _set(self.members, news.key, name)
         elif news.key.startswith(self._keys.shards):
             home = decoded(news.key, news.value, Copies).leader if isinstance(news, Pair) else None
             _set(self._homes, news.key, home)
@@ -140,7 +142,7 @@ class Nodes:
     def address(self, name: str) -> Address | None:
         """Return where the controller of a node is reached; None if the node is not alive."""
         for node in self.nodes.values():
-            if node.name == name:
+            if node.name == name and "cluster" in node.ports:
                 return node.address, node.ports["cluster"]
         return None
 
