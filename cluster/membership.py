@@ -10,6 +10,7 @@ data directory from another one which is started under the name of the same node
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -46,6 +47,8 @@ from shardmq.cluster.rules import Record, RecordError
 FILE_NAME: Final = "cluster.json"
 IDENTITY_BYTES: Final = 16
 UNCLAIMED: Final = -1
+
+log = logging.getLogger(__name__)
 
 
 class NoPlace(Exception):
@@ -304,16 +307,17 @@ class Seats:
         self._replacing: int | None = None  # a shard
 
     def take(self, news: Listing | Changes, now: float = 0.0) -> None:
-        """Take what etcd has, or what has changed. Raises BadRecord."""
+        """Take what etcd has, or what has changed. What cannot be read is logged and left out."""
         if isinstance(news, Listing):
             for known in (self._alive, self._names, self._records, self._claims):
                 known.clear()
-        try:
-            for each in news.pairs if isinstance(news, Listing) else news.changes:
+        for each in news.pairs if isinstance(news, Listing) else news.changes:
+            try:
                 self._take(each)
-        finally:
-            away = (self._names.keys() | self._members()) - self._alive
-            self._away_since = {node: self._away_since.get(node, now) for node in away}
+            except BadRecord as error:  # it must not hide those behind it
+                log.error("etcd has a wrong value: %s", error)
+        away = (self._names.keys() | self._members()) - self._alive
+        self._away_since = {node: self._away_since.get(node, now) for node in away}
 
     def _take(self, each: Pair | Deleted) -> None:
         keys = self._keys
@@ -400,7 +404,7 @@ class Seats:
 def _record_of(pair: Pair) -> Record:
     try:
         return msgspec.json.decode(pair.value, type=Record)
-    except (msgspec.MsgspecError, RecordError) as error:
+    except (msgspec.MsgspecError, RecordError, ValueError, RecursionError) as error:
         raise BadRecord(f"{pair.key}: {error}") from None
 
 

@@ -40,8 +40,8 @@ NodeNumber = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Count = Annotated[int, Meta(ge=0)]
 
 
-# What msgspec raises for bytes that are no JSON of the type: of its own; UnicodeDecodeError, which is
-# a ValueError, for texts that are not UTF-8; and for JSON that is nested too deeply.
+# What msgspec raises for bytes that are no JSON of the type: its own errors; UnicodeDecodeError, a
+# ValueError, for texts that are not UTF-8; and RecursionError for JSON that is nested too deeply.
 BAD_JSON: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 

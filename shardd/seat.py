@@ -265,7 +265,7 @@ class Seat:
             self._settings,
             waits=notify.watchdog,
         )
-        self._leader.copies_are(self._count)
+        self._leader.copies_are(self._copies_count())
         self.files = self._leader.replicated
         self._tell()
         return await self._leader.run()
@@ -311,11 +311,11 @@ class Seat:
             for known in (self._nodes, self._records, self._claims):
                 known.clear()
             self._revision = news.revision
-        try:
-            for each in news.pairs if isinstance(news, Listing) else news.changes:
+        for each in news.pairs if isinstance(news, Listing) else news.changes:
+            try:
                 self._take(each)
-        except (BadRecord, RecordAway) as error:
-            log.error("etcd has a wrong value: %s", error)
+            except (BadRecord, RecordAway) as error:  # it must not hide those behind it
+                log.error("etcd has a wrong value: %s", error)
         self._changed()
 
     def _take(self, news: Pair | Deleted) -> None:
@@ -344,7 +344,7 @@ class Seat:
             if copies is not None:
                 copies.recorded(record, self._revision)
         if self._leader is not None:
-            self._leader.copies_are(self._count)
+            self._leader.copies_are(self._copies_count())
         self._giving.look(self._led(), time.monotonic())
         if record is None or self._follower is None:
             return
@@ -359,12 +359,14 @@ class Seat:
     def _record(self) -> Record | None:
         return self._records.get(self._shard)
 
-    @property
-    def _count(self) -> int:
-        """How many nodes have a copy or are to have one."""
+    def _copies_count(self) -> int:
+        """Return how many nodes have a copy or are to have one, at least.
+
+        Half of them must have all before anything is confirmed, so too few would confirm too early.
+        """
         claim = self._claims.get(self._shard)
         if claim is None:
-            return 1
+            return max(1, 0 if self._record is None else len(self._record.in_sync))
         # A home that was lost, and has been replaced, is a member still.
         return max(1, min(len(claim.members), self._copies.replicas))
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
+import msgspec
 import pytest
 
 from shardmq.broker.controller.nodes.nodes import Nodes
-from shardmq.cluster.membership import members_key
+from shardmq.cluster.membership import Seats, members_key
 from shardmq.cluster.pairs import Changes, Listing, Pair
-from shardmq.cluster.records import KeyNames, Node, encoded
+from shardmq.cluster.records import Copies, KeyNames, Node, encoded
+from shardmq.cluster.rules import Record
+from shardmq.cluster.secret import keys_of
+from shardmq.cluster.settings import EtcdSettings
+from shardmq.shardd.config import CopiesConfig, ShardConfig
+from shardmq.shardd.seat import Seat
 
 KEYS = KeyNames("tea")
 # Of no use at any key: empty, Latin-1, nested too deeply, another type, and no JSON.
@@ -30,7 +39,7 @@ class Watching:
         self.seen: list[list[str]] = []
         self.nodes = Nodes(self, KEYS, self.look)  # type: ignore[arg-type]
 
-    async def watch(self, prefix: str):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    async def watch(self, prefix: str):  # type: ignore[no-untyped-def]
         for each in self._news:
             yield each
 
@@ -60,3 +69,59 @@ async def test_a_node_without_a_port_for_nodes_is_not_reached() -> None:
     watching = Watching(Listing((pair(KEYS.node(1), encoded(lone)),), 3))
     await watching.nodes.run()
     assert watching.nodes.address("lone") is None
+
+
+CLAIM = Copies(1, 0, [0], [0, 1, 2])
+# Before the keys of the other nodes, as etcd orders them.
+UNREADABLE = pair(f"{KEYS.nodes}0a", b"{}")
+
+
+def listing(*others: Pair) -> Listing:
+    nodes = [pair(KEYS.node(number), encoded(node(number))) for number in range(3)]
+    return Listing(tuple(sorted((UNREADABLE, *nodes, *others), key=lambda each: each.key)), 5)
+
+
+async def test_a_key_that_cannot_be_read_hides_none_behind_it_from_a_controller() -> None:
+    watching = Watching(listing(), Changes((UNREADABLE, pair(KEYS.node(7), encoded(node(7)))), 6))
+    await watching.nodes.run()
+    assert watching.seen == [["n0", "n1", "n2"], ["n0", "n1", "n2", "n7"]]
+
+
+def test_a_key_that_cannot_be_read_hides_none_behind_it_from_who_takes_copies() -> None:
+    seats = Seats(KEYS, 1, 2)
+    claim, led = pair(KEYS.shard(0), encoded(Copies(1, 0, [0], [0]))), pair(KEYS.copies_of(0), b"")
+    seats.take(listing(led, claim, pair(f"{KEYS.shards}0a", b"{}")))
+    assert [shard for shard, _, _ in seats.wanted()] == [0]
+
+
+@pytest.fixture
+def seat() -> Iterator[Seat]:
+    etcd = EtcdSettings(endpoints=["http://127.0.0.1:1"])
+    keys = keys_of("a secret of many words", "tea")
+    copies = CopiesConfig(cluster="tea", node="n0", fd=-1, founds=True, keys=keys, etcd=etcd)
+    made = Seat(ShardConfig("/nowhere", "/nowhere", 0), copies)
+    yield made
+    os.close(made.fd)
+
+
+def record(*names: str) -> Pair:
+    value = Record(1, names[0], 1, "s", {name: f"copy-{name}" for name in names})
+    return pair(KEYS.copies_of(0), msgspec.json.encode(value))
+
+
+def test_a_key_that_cannot_be_read_hides_none_behind_it_from_a_shard(seat: Seat) -> None:
+    seat._take_all(listing(pair(KEYS.shard(0), encoded(CLAIM))))
+    assert sorted(seat._nodes) == [0, 1, 2]
+    assert seat._copies_count() == 3
+
+
+@pytest.mark.parametrize("claim", BAD_VALUES)
+def test_without_a_claim_a_shard_has_as_many_copies_as_are_in_sync(
+    seat: Seat, claim: bytes
+) -> None:
+    """With fewer, a node that is alone would confirm what half of the others have not."""
+    assert seat._copies_count() == 1
+    seat._take_all(listing(record("n0", "n1", "n2"), pair(KEYS.shard(0), claim)))
+    assert seat._copies_count() == 3
+    seat._take_all(Changes((pair(KEYS.shard(0), encoded(CLAIM)), record("n0")), 6))
+    assert seat._copies_count() == 3

@@ -62,18 +62,18 @@ class Nodes:
                 self._take_all(news)
 
     def _take_all(self, news: Listing | Changes) -> None:
-        try:
-            if isinstance(news, Listing):
-                for known in (self.nodes, self.members, self._homes, self._copies):
-                    known.clear()
-                self.record, self.revision = None, news.revision
-                found: tuple[Pair | Deleted, ...] = news.pairs
-            else:
-                found = news.changes
-            for each in found:
+        if isinstance(news, Listing):
+            for known in (self.nodes, self.members, self._homes, self._copies):
+                known.clear()
+            self.record, self.revision = None, news.revision
+            found: tuple[Pair | Deleted, ...] = news.pairs
+        else:
+            found = news.changes
+        for each in found:
+            try:
                 self._take(each)
-        except (BadRecord, RecordAway) as error:
-            log.error("etcd has a wrong value: %s", error)
+            except (BadRecord, RecordAway) as error:  # it must not hide those behind it
+                log.error("etcd has a wrong value: %s", error)
         numbers = {name: number for number, name in self.members.items()}
         self.owners.clear()
         self.owners.update(self._homes)
