@@ -404,7 +404,7 @@ class Seats:
 def _record_of(pair: Pair) -> Record:
     try:
         return msgspec.json.decode(pair.value, type=Record)
-    except (msgspec.MsgspecError, RecordError, ValueError, RecursionError) as error:
+    except (*BAD_JSON, RecordError) as error:
         raise BadRecord(f"{pair.key}: {error}") from None
 
 
