@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 SESSIONS_MAX = 4096
 # Connections that have not said anything by a session. The oldest of more is cut off.
 STRANGERS_MAX = 512
+MONITOR = "inproc://monitor-of-sessions"
 SO_COOKIE = 57  # Linux's number of a socket, which no other socket has
 REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -86,9 +87,14 @@ class Sessions:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(HANDSHAKE_S))
             address = _address(listener)
             made.setsockopt(zmq.USE_FD, listener.detach())
-        self._monitor = made.get_monitor_socket(
-            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | REFUSED
-        )
+        # The I/O thread of ZeroMQ would wait for room among the events, and with it all sessions.
+        # So there is no bound by count: each pass of the loop takes in all events.
+        made.monitor(MONITOR, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | REFUSED)
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.set_hwm(0)
+        self._monitor.connect(MONITOR)
+        # The descriptor of a socket reports events only after the socket was found empty once.
+        self._look()
         made.bind(address)
         # Rung when a send has used up the change that the descriptor of the socket would report.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
