@@ -25,10 +25,12 @@ SOCKET_NAME_BYTES_MAX = 32
 LOCK_POLL_S = 0.1
 LOCK_NAME = ".lock"
 READER_NAME = "reader.sock"
+BRIDGES_NAME = "bridges.sock"
 # Patterns of the files that the broker makes in the runtime directory.
 RUNTIME_NAMES = (
     "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock",
-    "shardctl.sock", READER_NAME, "board-*", "status.json", "status.json.new", "log-*",
+    "shardctl.sock", READER_NAME, BRIDGES_NAME, "board-*", "status.json", "status.json.new",
+    "log-*",
 )  # fmt: skip
 ROOM_BYTES = 1 << 20  # The room that status.json, boards and sockets take, about.
 FULL = (errno.ENOSPC, errno.EDQUOT)

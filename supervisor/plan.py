@@ -18,7 +18,9 @@ from shardmq.supervisor.config import REPLICAS, Settings
 # Connections that may wait at a listening socket until they are accepted.
 BACKLOG = 4096
 # Stages are started in this order and drained in the reverse order.
-STAGES = ("controller", "shard", "front-door", "reader")
+STAGES = ("controller", "shard", "front-door", "reader", "bridges")
+# Kinds of which there is one process.
+SINGLE = ("controller", "reader", "bridges")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Listening:
     amqps_fds: tuple[tuple[int, ...], ...] = ()
     https_fds: tuple[int, ...] = ()
     reader_fd: int = -1  # The controller calls the reader at this socket. -1: there is no reader.
+    bridges_fd: int = -1  # The same for the process of bridges.
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class ChildPlan:
     @property
     def name(self) -> str:
         """The name in the log and in status.json, such as `shard-0`."""
-        return self.kind if self.kind in ("controller", "reader") else f"{self.kind}-{self.index}"
+        return self.kind if self.kind in SINGLE else f"{self.kind}-{self.index}"
 
     def arguments(self, section_fd: int) -> list[str]:
         """Return the command line. `section_fd` is the file that holds the section."""
@@ -255,6 +258,10 @@ def children(
         }
         module = "shardmq.shardd.reader"
         plans.append(ChildPlan("reader", 0, module, section, (fd,), needed=False, called_at=fd))
+    if (fd := listening.bridges_fd) >= 0:
+        section = {**for_all, "listen_fd": fd, "first_door": first_door, "doors": doors}
+        module = "shardmq.bridges"
+        plans.append(ChildPlan("bridges", 0, module, section, (fd,), needed=False, called_at=fd))
     return plans
 
 

@@ -30,6 +30,7 @@ from shardmq.supervisor import systemd
 from shardmq.supervisor.child import EXITED, READY, STARTING, Child, describe_exit
 from shardmq.supervisor.config import ConfigError, Supervision, kinds
 from shardmq.supervisor.directories import (
+    BRIDGES_NAME,
     READER_NAME,
     DataDirectory,
     RuntimeDirectory,
@@ -138,6 +139,7 @@ class Supervisor:
         self._member: Member | None = None  # of a cluster
         self._node: ClusterPlan | None = None  # known when the cluster has a place for it
         self._reader_socket: socket.socket | None = None
+        self._bridges_socket: socket.socket | None = None
         self._ending = asyncio.Event()
         self._exit_status = DRAINED
         self._stopping = False
@@ -173,6 +175,7 @@ class Supervisor:
             # The socket stays open as long as the broker runs, so that a call waits while the
             # reader starts.
             self._reader_socket = listen_unix(self.runtime.path / READER_NAME)
+        self._bridges_socket = listen_unix(self.runtime.path / BRIDGES_NAME)
         self._kept = keep(str(self.runtime.path), "supervisor")
         self._lifeline = os.pipe()
         if self._member is None:
@@ -264,7 +267,8 @@ class Supervisor:
 
     def _plans(self) -> list[ChildPlan]:
         reader_fd = self._reader_socket.fileno() if self._reader_socket is not None else -1
-        listening = replace(self.sockets.listening(), reader_fd=reader_fd)
+        bridges_fd = self._bridges_socket.fileno() if self._bridges_socket is not None else -1
+        listening = replace(self.sockets.listening(), reader_fd=reader_fd, bridges_fd=bridges_fd)
         of_cluster = () if self._node is None else (self._node,)
         return self._planner(
             self.settings, self._cores, str(self.runtime.path), self.boot, listening, *of_cluster
@@ -441,6 +445,9 @@ class Supervisor:
             if self._node is not None and status == DEPOSED:
                 await asyncio.sleep(FIRST_WAIT_S)
                 continue
+            if slot.plan.called_at >= 0 and status == 0:
+                slot.child = None  # It had nothing to do any more, and waits for the next call.
+                continue
             slot.deaths += 1
             if status == REFUSED and not slot.ready.is_set() and slot.plan.needed:
                 return self._give_up(f"{slot.plan.name} refused its settings", REFUSED)
@@ -489,6 +496,7 @@ class Supervisor:
         # SIGTERM ends a child that has not begun to handle signals.
         intended = self._stopping and status in (0, -signal.SIGTERM)
         intended = intended or (self._node is not None and status == DEPOSED)
+        intended = intended or (slot.plan.called_at >= 0 and status == 0)
         level = logging.INFO if intended else logging.ERROR
         why = f": {child.info['failure']}" if "failure" in child.info else ""
         slot.last_end = f"{describe_exit(status)}{why}"
@@ -648,6 +656,8 @@ class Supervisor:
         self.sockets.close()
         if self._reader_socket is not None:
             self._reader_socket.close()
+        if self._bridges_socket is not None:
+            self._bridges_socket.close()
         keep_no_more(self._kept)
         self.runtime.remove()
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from shardmq.broker.model import arguments, patterns
+from shardmq.broker.model import arguments, patterns, shovels
 from shardmq.broker.model.arguments import DEFINITION, NUMBER, SHARD_KEY, PolicyKey
 from shardmq.broker.model.changes import DRAINED_NODES, GLOBAL
 from shardmq.broker.model.changes import USER_LIMITS as USER_LIMITS
@@ -43,7 +43,7 @@ SHARDS = "shards"
 MERGED = "merged"
 # Components whose values the broker does not read. Other tools set them, and definitions have them.
 FREE_COMPONENTS: Final = frozenset(
-    ("shovel", "federation-upstream", "federation-upstream-set", "federation", STREAM)
+    ("federation-upstream", "federation-upstream-set", "federation", STREAM)
 )
 
 
@@ -63,11 +63,20 @@ def check_parameter(vhost: str, component: str, name: str, value: Any) -> None:
         _check_shards(value)
     elif component == STREAM and name in STREAM_DEFINITION:
         _check_stream_setting(name, value)
+    elif component == shovels.SHOVEL:
+        if faults := list(shovels.faults(name, value)):
+            raise invalid(*faults)
+    elif component == shovels.PAUSED:
+        if value is not True:
+            raise invalid(f"{component} should be true, actually was {term(value)}")
     elif component == DRAINED_NODES and not vhost:
         if value is not True:
             raise invalid(f"{DRAINED_NODES} should be true, actually was {term(value)}")
     elif component not in FREE_COMPONENTS and not (component == GLOBAL and not vhost):
-        known = (POLICY, OPERATOR_POLICY, *LIMITS, DEFINITION, SHARDS, *sorted(FREE_COMPONENTS))
+        known = (
+            POLICY, OPERATOR_POLICY, *LIMITS, DEFINITION, SHARDS, shovels.SHOVEL, shovels.PAUSED,
+            *sorted(FREE_COMPONENTS),
+        )  # fmt: skip
         text = f"component {cut(component, NAME_CHARS_SHOWN)} not found"
         raise invalid(text, *meant([component], known))
 

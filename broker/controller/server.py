@@ -20,6 +20,7 @@ import msgspec
 from shardmq.broker.controller import memory
 from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.bridging import Bridges
 from shardmq.broker.controller.cluster_view import ClusterView, KnownNode, places_of
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.groups.memberships import Memberships
@@ -168,6 +169,9 @@ class Controller:
         self.relocating = Relocating(
             self.authority.catalog, self.authority, self.shards, self.cluster
         )
+        self.bridges = Bridges(
+            self.authority, lambda: self.config.runtime_dir, lambda: self.config.default_user
+        )
         self.forget_node: Callable[..., Awaitable[None]] | None = None
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges(elsewhere)
@@ -209,6 +213,7 @@ class Controller:
         resharded = asyncio.create_task(self.resharding.run())
         moved = asyncio.create_task(self.moves.run())
         relocated = asyncio.create_task(self.relocating.run())
+        bridged = asyncio.create_task(self.bridges.run())
         self._is_up = True
         notify.ready()
         give_back()
@@ -223,6 +228,7 @@ class Controller:
         resharded.cancel()
         moved.cancel()
         relocated.cancel()
+        bridged.cancel()
         self.memberships.stop()
         self._is_up = False
         if self._http is not None:
@@ -429,6 +435,7 @@ class Controller:
 
     def handed_out(self, changes: list[AnyChange]) -> None:
         self.memberships.changed(changes)
+        self.bridges.changed(changes)
 
     def has_room(self) -> bool:
         return self.authority.has_room()
@@ -476,6 +483,7 @@ async def start_http(controller: Controller) -> Servers | None:
         resharding=controller.resharding.progress,
         moves=controller.moves.progress,
         relocating=controller.relocating,
+        bridges=controller.bridges,
         forget_node=controller.forget_node,
         ended=controller.ended_streams,
         spans=controller.spans,

@@ -19,6 +19,7 @@ from shardmq.broker.model import arguments as table
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import GLOBAL, ExchangePut, ParameterPut, QueuePut, VhostPut
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
+from shardmq.broker.model.shovels import NO_AMQP10, SHOVEL, is_amqp10
 from shardmq.broker.shared.control import ExchangeDeclare, QueueDeclare
 from shardmq.broker.shared.failures import Budget
 
@@ -30,7 +31,6 @@ PARAMETER, KEY, ARGUMENT, TYPE = "parameter", "policy key", "argument", "queue t
 
 # Why a component of parameters, a type of queue or a global parameter has no effect.
 PARAMETERS: Final = {
-    "shovel": "there are no shovels: no message is moved",
     "federation-upstream": table.NO_FEDERATION,
     "federation-upstream-set": table.NO_FEDERATION,
     "federation": table.NO_FEDERATION,
@@ -148,6 +148,9 @@ def _in_parameter(put: ParameterPut) -> Iterator[KeptWithoutEffect]:
         for key in definition if isinstance(definition, dict) else ():
             if why := table.TABLE.keys_without_effect.get(key):
                 yield KeptWithoutEffect(KEY, key, why, f"{put.component.replace('_', ' ')} {thing}")
+    elif put.component == SHOVEL:
+        if is_amqp10(put.value):
+            yield KeptWithoutEffect(PARAMETER, SHOVEL, NO_AMQP10, thing)
     elif why := PARAMETERS.get(put.component):
         yield KeptWithoutEffect(PARAMETER, put.component, why, thing)
     elif put.component == STREAM and put.name not in STREAM_DEFINITION:

@@ -93,7 +93,8 @@ PANELS: Final[dict[str, str]] = {
         " policies.clear_operator_policy policies.list_operator_policies"
         " policies.set_parameter policies.clear_parameter policies.list_parameters"
         " policies.set_global_parameter policies.clear_global_parameter"
-        " policies.list_global_parameters"
+        " policies.list_global_parameters shovels.shovel_status shovels.restart_shovel"
+        " shovels.delete_shovel shovels.pause_shovel shovels.resume_shovel"
     ),
     "Definitions": ("definitions.export_definitions definitions.import_definitions"),
 }

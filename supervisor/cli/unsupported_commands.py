@@ -58,8 +58,8 @@ GROUPS: Final = (
         "peek",
     ),
     (
-        "no shovels here; shardctl move_messages FROM TO, or the page, moves messages",
-        "shovel_status restart_shovel delete_shovel list_shovels add_shovel",
+        "shardctl shovel_status lists shovels; set_parameter shovel NAME JSON makes one",
+        "list_shovels add_shovel",
     ),
     (
         "no federation here",

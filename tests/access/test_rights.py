@@ -409,8 +409,11 @@ ACTS = [
     Act(
         "set the parameter of a shovel or federation",
         tuple(
-            Http("PUT", f"parameters/{kind}/V/s@n", {"value": {"uri": "amqp://"}})
-            for kind in ("shovel", "federation-upstream")
+            Http("PUT", f"parameters/{kind}/V/s@n", {"value": value})
+            for kind, value in (
+                ("shovel", {"src-uri": "amqp://a", "src-queue": "q", "dest-uri": "amqp://a"}),
+                ("federation-upstream", {"uri": "amqp://"}),
+            )
         ),
         tag="policymaker",
     ),

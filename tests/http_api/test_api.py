@@ -743,7 +743,7 @@ async def test_an_import_says_what_it_keeps_without_effect(
     made: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     mirrored = {"vhost": "/", "name": "ha", "pattern": "^none$", "definition": {"ha-mode": "all"}}
-    shovel = {"vhost": "/", "component": "shovel", "name": "move", "value": {"src-queue": "a"}}
+    shovel = {"vhost": "/", "component": "federation", "name": "move", "value": {}}
     with caplog.at_level(logging.WARNING):
         status, found = await made.call(
             "POST", "/api/definitions", {"policies": [mirrored], "parameters": [shovel]}
@@ -751,7 +751,7 @@ async def test_an_import_says_what_it_keeps_without_effect(
     assert status == 200 and [
         text.partition(" is kept without effect: ")[0] for text in found["warnings"]
     ] == [
-        "parameter shovel of 'move' in vhost '/'",
+        "parameter federation of 'move' in vhost '/'",
         "policy key ha-mode of policy 'ha' in vhost '/'",
     ]
     assert all(
@@ -766,11 +766,8 @@ async def test_what_is_set_and_has_no_effect_is_logged(
     made: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert (await made.call("PUT", "/api/parameters/shovel/%2F/s", {"value": {}}))[0] == 201
-    assert (
-        "parameter shovel of 's' in vhost '/' is kept without effect: there are no shovels"
-        in caplog.text
-    )
+        assert (await made.call("PUT", "/api/parameters/federation/%2F/s", {"value": {}}))[0] == 201
+    assert "parameter federation of 's' in vhost '/' is kept without effect: " in caplog.text
 
 
 def plain(texts: list[str]) -> list[str]:
@@ -794,8 +791,8 @@ WITHOUT_EFFECT: list[tuple[str, str, Any, str]] = [
      "policy key max-in-memory-length of operator policy 'w' in vhost '/'"),
     ("PUT", "parameters/federation-upstream/%2F/w", {"value": {}},
      "parameter federation-upstream of 'w' in vhost '/'"),
-    ("PUT", "parameters/shovel/%2F/w%C3%BC", {"value": {}},
-     "parameter shovel of 'w\u00fc' in vhost '/'"),
+    ("PUT", "parameters/federation/%2F/w%C3%BC", {"value": {}},
+     "parameter federation of 'w\u00fc' in vhost '/'"),
     ("PUT", "global-parameters/mqtt_default_vhosts", {"value": {}},
      "global parameter mqtt_default_vhosts of the broker"),
     ("PUT", "vhosts/w", {"default_queue_type": "quorum"}, "default queue type quorum of vhost 'w'"),

@@ -83,7 +83,7 @@ async def test_head_is_get_without_its_body_and_options_tells_the_methods(api: A
 TAKES_JSON = [
     ("PUT", "/api/queues/%2F/q"), ("PUT", "/api/exchanges/%2F/e"), ("PUT", "/api/vhosts/v"),
     ("PUT", "/api/users/u"), ("PUT", "/api/policies/%2F/p"),
-    ("PUT", "/api/parameters/shovel/%2F/p"), ("POST", "/api/definitions"),
+    ("PUT", "/api/parameters/federation/%2F/p"), ("POST", "/api/definitions"),
     ("PUT", "/api/permissions/%2F/guest"), ("PUT", "/api/vhost-limits/%2F/max-queues"),
     ("PUT", "/api/cluster-name"), ("PUT", "/api/global-parameters/g"),
     ("POST", "/api/users/bulk-delete"), ("POST", "/api/queues/%2F/q/get"),
@@ -110,7 +110,7 @@ KEPT = [
     ("PUT", "/api/queues/%2F/new", "arguments", {}),
     ("PUT", "/api/exchanges/%2F/new", "arguments", {"type": "direct"}),
     ("POST", "/api/bindings/%2F/e/amq.headers/q/q", "arguments", {}),
-    ("PUT", "/api/parameters/shovel/%2F/p", "value", {}),
+    ("PUT", "/api/parameters/federation/%2F/p", "value", {}),
     ("PUT", "/api/global-parameters/g", "value", {}),
     ("PUT", "/api/policies/%2F/p", "definition", {"pattern": "x"}),
     ("PUT", "/api/operator-policies/%2F/p", "definition", {"pattern": "x"}),

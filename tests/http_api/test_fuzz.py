@@ -28,7 +28,8 @@ OURS = ("guest", "fuzzer")  # users that must stay as they are
 # What `make` makes; so that examples also meet things that are there.
 KNOWN = {
     "vhost": "v", "queue": "q", "exchange": "e", "source": "e", "destination": "q", "kind": "q",
-    "user": "u", "name": "p", "component": "shovel", "node": "shardmq@localhost", "properties": "~",
+    "user": "u", "name": "p", "component": "federation", "node": "shardmq@localhost",
+    "properties": "~",
 }  # fmt: skip
 THINGS: list[tuple[str, str, Any]] = [
     ("PUT", "users/fuzzer", {"password": "fuzzer", "tags": "administrator"}),
@@ -42,7 +43,7 @@ THINGS: list[tuple[str, str, Any]] = [
     ("POST", "bindings/v/e/e/q/q", {}),
     ("PUT", "policies/v/p", {"pattern": "^zz", "definition": {"max-length": 3}}),
     ("PUT", "operator-policies/v/p", {"pattern": "^zz", "definition": {"max-length": 3}}),
-    ("PUT", "parameters/shovel/v/p", {"value": {}}),
+    ("PUT", "parameters/federation/v/p", {"value": {}}),
     ("PUT", "global-parameters/p", {"value": 1}),
 ]
 CHECKS = [

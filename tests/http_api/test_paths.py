@@ -50,6 +50,7 @@ users/: users/:/permissions users/:/topic-permissions users/bulk-delete users/wi
 version vhost-limits vhost-limits/: vhost-limits/:/: vhosts vhosts/: vhosts/:/channels
 vhosts/:/connections vhosts/:/deletion/protection vhosts/:/permissions vhosts/:/start/:
 vhosts/:/topic-permissions whoami
+shovels shovels/: shovels/vhost/:/: shovels/vhost/:/:/restart
 """
 NOT_HERE = {
     "it is about Erlang": """
@@ -60,9 +61,9 @@ process/: top/: top/ets/:
 queues/quorum/:/:/replicas/add queues/quorum/:/:/replicas/delete queues/quorum/:/:/status
 queues/quorum/replicas/on/:/grow queues/quorum/replicas/on/:/shrink
 """,
-    "there is no federation, no shovel, no file of traces": """
+    "there is no federation, no file of traces": """
 federation-links federation-links/: federation-links/:/state/down federation-links/state/down
-federation-links/vhost/:/:/:/restart shovels shovels/: shovels/vhost/:/: shovels/vhost/:/:/restart
+federation-links/vhost/:/:/:/restart
 trace-files trace-files/: trace-files/node/: trace-files/node/:/: traces traces/: traces/:/:
 traces/node/: traces/node/:/: traces/node/:/:/:
 """,

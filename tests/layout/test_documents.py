@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    "bench", "broker", "cluster", "combined", "deploy", "examples", "pyspark_shardmq", "shardd",
-    "supervisor", "tests",
+    "bench", "bridges", "broker", "cluster", "combined", "deploy", "examples", "pyspark_shardmq",
+    "shardd", "supervisor", "tests",
 )  # fmt: skip
 FILES = [path.name for path in ROOT.iterdir() if path.is_file()] + [
     str(path.relative_to(ROOT))
@@ -65,8 +65,8 @@ def test_the_table_of_tests_names_each_folder_of_tests() -> None:
 # READMEs that draw or list all files of their folder and its folders without a README. The first
 # line of a file says more than a list could; the other READMEs list folders.
 WHOLE = (
-    "bench", "cluster", "combined", "pyspark_shardmq", "shardd/store", "shardd/store/format",
-    "shardd/store/segments", "shardd/store/streams", "shardd/store/tools",
+    "bench", "bridges", "cluster", "combined", "pyspark_shardmq", "shardd/store",
+    "shardd/store/format", "shardd/store/segments", "shardd/store/streams", "shardd/store/tools",
 )  # fmt: skip
 
 

@@ -88,8 +88,8 @@ UNINSTALLED = re.compile(
 
 def test_the_packages_are_imported_by_the_name_that_is_installed() -> None:
     folders = (
-        "broker", "cluster", "combined", "shardd", "supervisor", "pyspark_shardmq", "tests",
-        "bench",
+        "bridges", "broker", "cluster", "combined", "shardd", "supervisor", "pyspark_shardmq",
+        "tests", "bench",
     )  # fmt: skip
     files = [
         path

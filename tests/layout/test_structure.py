@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("combined", "broker", "shardd", "supervisor", "cluster", "pyspark_shardmq")
+PACKAGES = ("combined", "bridges", "broker", "shardd", "supervisor", "cluster", "pyspark_shardmq")
 METHODS_MAX = 30
 # Classes that may have more methods, each with its reason. At most five.
 LARGE: dict[str, str] = {}

@@ -35,8 +35,8 @@ def sources_that_ruff_does_not_read() -> list[Path]:
     """Return the compiled modules with their headers, the load generator, and all scripts."""
     kinds = {".pyx", ".pxd", ".pxi", ".h", ".sh"}
     folders = (
-        "broker", "cluster", "combined", "shardd", "supervisor", "pyspark_shardmq", "bench",
-        "deploy", "examples", "tests",
+        "bridges", "broker", "cluster", "combined", "shardd", "supervisor", "pyspark_shardmq",
+        "bench", "deploy", "examples", "tests",
     )  # fmt: skip
     files = [
         path

@@ -15,6 +15,7 @@ from shardmq.broker.model.arguments import (
     AT_DEADLINE,
     DEADLINE,
     DEFINITION,
+    NO_FEDERATION,
     NUMBER,
     TABLE,
     WHEN_GONE,
@@ -77,7 +78,7 @@ def test_each_component_that_nobody_reads_is_said_to_have_no_effect() -> None:
 
 def test_the_sentence_names_what_and_where_and_why() -> None:
     asks = [
-        ParameterPut("/", "shovel", "move", {}),
+        ParameterPut("/", "federation-upstream", "move", {}),
         ParameterPut(
             "v",
             "policy",
@@ -90,8 +91,8 @@ def test_the_sentence_names_what_and_where_and_why() -> None:
     assert sentences(asks) == [
         "default queue type quorum of vhost 'v' is kept without effect: the queue is durable and "
         "on this host alone: it has no replicas",
-        "parameter shovel of 'move' in vhost '/' is kept without effect: there are no shovels: no "
-        "message is moved",
+        "parameter federation-upstream of 'move' in vhost '/' is kept without effect: "
+        + NO_FEDERATION,
         "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: a queue has "
         "no replicas of its own",
         "queue type quorum of queue 'q' in vhost '/' is kept without effect: the queue is durable "
@@ -119,7 +120,7 @@ def test_what_exists_is_summed_up_whatever_way_it_came_and_shard_queues_are_left
         QueuePut("/", "q", 1, 0, arguments=quorum),
         QueuePut("/", "e-0", 2, 0, arguments=quorum, part=part),
         ExchangePut("/", "e", "x-random", arguments={"x-shards": 1, "x-shard-arguments": quorum}),
-        ParameterPut("/", "shovel", "s", {}),
+        ParameterPut("/", "federation-upstream", "s", {}),
     ):
         catalog.apply(change)
     summary = without_effect.Summary()
@@ -127,7 +128,7 @@ def test_what_exists_is_summed_up_whatever_way_it_came_and_shard_queues_are_left
         summary.add(thing)
     assert [text.partition(" is kept")[0] for text in summary.sentences()] == [
         "default queue type quorum of vhost '/'",
-        "parameter shovel of 's' in vhost '/'",
+        "parameter federation-upstream of 's' in vhost '/'",
         "queue type quorum of exchange 'e' in vhost '/' and 1 more",
     ]
 

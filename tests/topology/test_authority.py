@@ -646,7 +646,7 @@ async def test_a_queue_whose_delete_is_refused_hears_of_the_policy_then(world: W
         declare("key", arguments={"k" * 256: 1}),
         exchange("big", arguments={"a": [1 << 70]}),
         Bind("/", "amq.direct", "queue", "q", "k", {"a": 1 << 64}),
-        ParameterPut("/", "shovel", "p", {"a": [10**30]}),
+        ParameterPut("/", "federation", "p", {"a": [10**30]}),
     ],
     ids=lambda ask: type(ask).__name__,
 )

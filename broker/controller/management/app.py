@@ -61,6 +61,7 @@ from shardmq.broker.controller.management.resources import (
     resharding,
     settings,
     shard_load,
+    shovels,
     stream_clients,
     stream_groups,
     streams,
@@ -97,7 +98,7 @@ RESOURCES = (
     stream_groups, streams, stream_clients, super_streams, virtual_queues, exchanges, bindings,
     connections, channels, consumers, messages, policies, parameters, limits, health,
     garbage_collection, node_drains, processes, shard_load, logs, message_sizes, settings,
-    definitions,
+    definitions, shovels,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.bridging import Bridges
 from shardmq.broker.controller.cluster_view import ClusterView
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.groups.groups import Groups
@@ -63,6 +64,7 @@ class Context:
     # Moves of queues to other shards, by vhost and queue.
     moves: Mapping[tuple[str, str], MoveProgress] = field(default_factory=dict)
     relocating: Relocating | None = None  # of a controller that runs
+    bridges: Bridges | None = None  # of a controller that runs
     # Takes the claims of a node with this number out of etcd; None without a cluster.
     forget_node: Callable[..., Awaitable[None]] | None = None
     imports: Imports = field(default_factory=Imports)

@@ -24,6 +24,7 @@ from shardmq.broker.controller.management.metrics import (
     object_metrics,
     shard_numbers,
     shard_traffic,
+    shovel_metrics,
 )
 from shardmq.broker.controller.management.metrics.detailed_query import PREFIX, Selection
 from shardmq.broker.controller.management.metrics.part import Part
@@ -130,6 +131,7 @@ async def _text(part: Part, stats: Stats, endpoint: str, work: SlicedWork) -> As
     ]
     if part.has_common:
         metrics += [*limit_usage.metrics(context), *http_metrics.metrics(context)]
+        metrics += shovel_metrics.metrics(context)
     if endpoint == "per-object":
         metrics = [metric for metric in metrics if metric.name not in PER_OBJECT_NAMES]
     for start in range(0, len(metrics), SLICE_METRICS):

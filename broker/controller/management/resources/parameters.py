@@ -14,10 +14,12 @@ from shardmq.broker.controller.management.call import (
     with_keys,
 )
 from shardmq.broker.controller.management.cluster_id import global_parameters, identity
+from shardmq.broker.controller.management.resources import shovels
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.management.responses.schemas import object_of
 from shardmq.broker.model.changes import GLOBAL, ParameterDelete, ParameterPut
 from shardmq.broker.model.policies import POLICY
+from shardmq.broker.model.shovels import SHOVEL
 
 
 def row(put: ParameterPut) -> dict[str, Any]:
@@ -53,6 +55,8 @@ async def put(call: Call) -> Any:
     if component == POLICY:
         raise bad_request("policies may not be set using this method")
     value = with_keys(await call.json(), "value")["value"]
+    if component == SHOVEL:
+        shovels.check_rights(call, name, value)
     existed = (vhost, component, name) in call.catalog.parameters
     await call.ask(ParameterPut(vhost, component, name, value))
     return put_status(existed)

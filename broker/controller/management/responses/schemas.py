@@ -67,6 +67,11 @@ ROWS: Final[dict[str, str]] = {
     "Policy": "vhost:str name:str pattern:str apply-to:str definition:map priority:num",
     "Parameter": "vhost:str component:str name:str value:any",
     "GlobalParameter": "name:str value:any",
+    "Shovel": (
+        "node:str name:str vhost:str type:str state:str timestamp:str src_protocol:str "
+        "dest_protocol:str error:str message_count:int message_bytes:int pending:int failures:int "
+        "retry_in_s:num blocked:str"
+    ),
     "VhostLimits": "vhost:str value:map",
     "UserLimits": "user:str value:map",
     "Message": (
@@ -119,6 +124,11 @@ MORE: Final[dict[str, str]] = {
         "consumer_count:int confirm:bool transactional:bool messages_unconfirmed:int "
         "messages_uncommitted:int acks_uncommitted:int message_stats:map idle_since:str "
         "user_who_performed_action:str consumer_details:list publishes:list deliveries:list"
+    ),
+    "Shovel": (
+        "src_uri:str dest_uri:str src_queue:str src_exchange:str src_exchange_key:str "
+        "dest_queue:str dest_exchange:str dest_exchange_key:str dest_address:str "
+        "blocked_status:str"
     ),
     "Vhost": "recv_oct_details:map send_oct_details:map",
     "Node": "disk_free:int disk_free_limit:int",

@@ -1,0 +1,1 @@
+"""Bridges to other brokers: a process that moves messages between this broker and others."""

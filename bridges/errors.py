@@ -1,0 +1,15 @@
+"""Errors of bridges, all expected: each ends one try of one bridge, and its text is the reason."""
+
+from __future__ import annotations
+
+
+class LinkFailed(Exception):
+    """A connection could not be made, ended, or is of no use. The text has no secrets."""
+
+
+class ChannelClosed(LinkFailed):
+    """A peer closed the channel, with AMQP's reply code and text."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code

@@ -1,0 +1,29 @@
+from collections.abc import Callable
+
+class Fault(Exception): ...
+
+class Relay:
+    begun: int
+    published: int
+    body_bytes: int
+    @property
+    def is_between(self) -> bool: ...
+    def __init__(
+        self,
+        exchange: bytes | None,
+        key: bytes | None,
+        mandatory: bool,
+        edit: Callable[[bytes], bytes] | None,
+        frame_bytes_max: int,
+        limit: int = -1,
+    ) -> None: ...
+    def feed(self, data: bytes, at: int) -> tuple[int, bytes]: ...
+    def forget_edited(self) -> None: ...
+
+class Settled:
+    low: int
+    refused: bool
+    @property
+    def count(self) -> int: ...
+    def __init__(self) -> None: ...
+    def feed(self, data: bytes, at: int, published: int) -> int: ...

@@ -1,0 +1,322 @@
+# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Turn what a source delivers into publishes to a destination, and confirms into acks.
+
+All numbers are big endian, and every frame is of channel 1 on both connections:
+
+    frame:      u8 type | u16 channel | u32 size | payload[size] | 0xCE
+    a delivery: method 60,60 | u8 n, consumer tag[n] | u64 tag | u8 bits | u8 n, exchange[n]
+                | u8 n, key[n];  then a header frame and body frames
+    a publish:  method 60,40 | u16 0 | u8 n, exchange[n] | u8 n, key[n] | u8 bits (1 mandatory);
+                then a header frame and body frames
+    a confirm:  method 60,80 (ack) or 60,120 (nack) | u64 tag | u8 bits (1 multiple)
+
+The header and the body frames of a message are copied as they are, because the connection to the
+source has agreed on frames that are no larger than those of the destination. The source numbers its
+deliveries from 1 on, and so does the destination its publishes. Each delivery is published once and
+in order, so a message has one number on both sides.
+
+`tests/reference/relay.py` has the same in plain Python.
+"""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from shardmq.broker.amqp.octets cimport get16, get32, get64, put16, put32, put64
+
+cdef enum:
+    METHOD_FRAME = 1
+    HEADER_FRAME = 2
+    BODY_FRAME = 3
+    HEARTBEAT_FRAME = 8
+    FRAME_END = 0xCE
+    FRAME_HEAD = 7
+    FRAME_OVERHEAD = 8
+    DELIVER_IDS = 60 << 16 | 60
+    PUBLISH_IDS = 60 << 16 | 40
+    ACK_IDS = 60 << 16 | 80
+    NACK_IDS = 60 << 16 | 120
+    CHANNEL = 1
+    # Expected next of the source.
+    A_METHOD = 0
+    A_HEADER = 1
+    A_BODY = 2
+    # A publish is longer than its delivery by no more than this and the two given names.
+    GROWTH = 16
+
+
+class Fault(Exception):
+    """A peer breaks the protocol; the text says how."""
+
+
+cdef class Relay:
+    """The messages of one source on their way to one destination.
+
+    exchange, key: bytes that replace those of each message; None keeps them.
+    mandatory: whether the destination returns messages that it routes to no queue.
+    edit: called with the properties of a message (flags and values), returns those to publish;
+        equal properties of neighbours are edited once. None keeps them.
+    limit: so many messages are taken, and frames behind the last one are left; -1 for no limit.
+    """
+
+    cdef object exchange, key, edit
+    cdef bytes last_props, last_edited
+    cdef uint8_t bits
+    cdef uint32_t frame_max
+    cdef int expected
+    cdef uint64_t body_left, limit
+    cdef readonly uint64_t begun     # messages whose delivery was read: the last tag
+    cdef readonly uint64_t published # messages that were published to their end
+    cdef readonly uint64_t body_bytes
+
+    def __init__(
+        self, exchange, key, bint mandatory, edit, uint32_t frame_bytes_max, long long limit=-1
+    ):
+        for name in (exchange, key):
+            if name is not None and len(<bytes?>name) > 255:
+                raise ValueError("a name has at most 255 bytes")
+        self.exchange, self.key, self.edit = exchange, key, edit
+        self.bits = 1 if mandatory else 0
+        self.frame_max = frame_bytes_max
+        self.limit = <uint64_t>limit if limit >= 0 else 0xffffffffffffffff
+        self.expected = A_METHOD
+
+    @property
+    def is_between(self):
+        """Whether the last message that was begun is whole."""
+        return self.expected == A_METHOD
+
+    def feed(self, const uint8_t[::1] data not None, size_t at):
+        """Take frames from `at` on; return (position behind the last taken one, bytes to publish).
+
+        It stops at a frame that is not whole, at a method that is no delivery, and at the limit.
+        Raises Fault.
+        """
+        cdef size_t end = data.shape[0]
+        cdef const uint8_t *base = &data[0] if end else NULL
+        cdef const uint8_t *p
+        cdef const uint8_t *exchange = NULL
+        cdef const uint8_t *key = NULL
+        cdef uint8_t *out
+        cdef uint8_t *q
+        cdef uint32_t exchange_len = 0, key_len = 0, size, channel, names, extra
+        cdef uint64_t room
+        cdef bytes edited
+        cdef bint own_exchange = self.exchange is not None, own_key = self.key is not None
+        if own_exchange:
+            exchange, exchange_len = <const uint8_t *><char *>self.exchange, len(self.exchange)
+        if own_key:
+            key, key_len = <const uint8_t *><char *>self.key, len(self.key)
+        if at > end:
+            raise ValueError("outside of the buffer")
+        extra = GROWTH + exchange_len + key_len
+        # A delivery has a method frame of at least 24 bytes and a header frame of at least 22.
+        room = (end - at) + <uint64_t>extra * ((end - at) // 24 + 1)
+        parts = []
+        buffer = PyByteArray_FromStringAndSize(NULL, room)
+        out = q = <uint8_t *>PyByteArray_AS_STRING(buffer)
+        while end - at >= FRAME_OVERHEAD:
+            p = base + at
+            size = get32(p + 3)
+            if size > self.frame_max - FRAME_OVERHEAD:
+                raise Fault(f"a frame of {size} bytes, {self.frame_max} were agreed on")
+            if end - at < <size_t>size + FRAME_OVERHEAD:
+                break
+            if p[FRAME_HEAD + size] != FRAME_END:
+                raise Fault("a frame has no end")
+            channel = get16(p + 1)
+            if p[0] == HEARTBEAT_FRAME:
+                at += FRAME_OVERHEAD + size
+                continue
+            if channel != CHANNEL:
+                if channel == 0 and p[0] == METHOD_FRAME:
+                    break
+                raise Fault(f"a frame of type {p[0]} on channel {channel}")
+            if p[0] == METHOD_FRAME:
+                if self.expected != A_METHOD:
+                    if size >= 4 and get32(p + FRAME_HEAD) == (20 << 16 | 40):
+                        break  # the channel may end within a message
+                    raise Fault("a method within a message")
+                if size < 4:
+                    raise Fault("a method of fewer than 4 bytes")
+                if get32(p + FRAME_HEAD) != DELIVER_IDS or self.begun >= self.limit:
+                    break
+                q = self.publish(
+                    p + FRAME_HEAD, size, q, exchange, exchange_len, key, key_len, own_exchange,
+                    own_key,
+                )
+                if q == NULL:
+                    raise Fault("a delivery that is cut short, or out of order")
+                self.expected = A_HEADER
+            elif p[0] == HEADER_FRAME:
+                if self.expected != A_HEADER or size < 14 or get16(p + FRAME_HEAD) != 60:
+                    raise Fault("a content header out of order")
+                self.body_left = get64(p + FRAME_HEAD + 4)
+                self.body_bytes += self.body_left
+                if self.edit is None:
+                    memcpy(q, p, size + FRAME_OVERHEAD)
+                    q += size + FRAME_OVERHEAD
+                else:
+                    edited = self.edited(p + FRAME_HEAD + 12, size - 12)
+                    if (
+                        <uint32_t>len(edited) == size - 12
+                        and memcmp(<char *>edited, p + FRAME_HEAD + 12, size - 12) == 0
+                    ):
+                        memcpy(q, p, size + FRAME_OVERHEAD)
+                        q += size + FRAME_OVERHEAD
+                    elif <uint64_t>len(edited) + 12 > self.frame_max - FRAME_OVERHEAD:
+                        raise Fault("the properties of a message do not fit into a frame")
+                    else:
+                        # What is edited may be of any size: it goes into a piece of its own.
+                        parts.append(PyBytes_FromStringAndSize(<char *>out, q - out))
+                        parts.append(_header(p + FRAME_HEAD, edited))
+                        out = q
+                self.expected = A_BODY if self.body_left else A_METHOD
+                self.published += self.expected == A_METHOD
+            elif p[0] == BODY_FRAME:
+                if self.expected != A_BODY or size > self.body_left:
+                    raise Fault("a body frame out of order")
+                memcpy(q, p, size + FRAME_OVERHEAD)
+                q += size + FRAME_OVERHEAD
+                self.body_left -= size
+                if not self.body_left:
+                    self.expected = A_METHOD
+                    self.published += 1
+            else:
+                raise Fault(f"a frame of type {p[0]}")
+            at += <size_t>size + FRAME_OVERHEAD
+        if q != out:
+            parts.append(PyBytes_FromStringAndSize(<char *>out, q - out))
+        return at, parts[0] if len(parts) == 1 else b"".join(parts)
+
+    cdef uint8_t *publish(
+        self, const uint8_t *p, uint32_t size, uint8_t *q, const uint8_t *exchange,
+        uint32_t exchange_len, const uint8_t *key, uint32_t key_len, bint own_exchange, bint own_key
+    ) noexcept:
+        """Write the method frame of a publish for a delivery; return its end, NULL for a fault."""
+        cdef uint32_t at = 5, n
+        if size < 17:
+            return NULL
+        at += p[4]              # consumer tag
+        if at + 10 > size or get64(p + at) != self.begun + 1:
+            return NULL
+        at += 9
+        n = p[at]
+        at += 1
+        if at + n >= size:
+            return NULL
+        if not own_exchange:
+            exchange, exchange_len = p + at, n
+        at += n
+        n = p[at]
+        at += 1
+        if at + n != size:
+            return NULL
+        if not own_key:
+            key, key_len = p + at, n
+        self.begun += 1
+        q[0] = METHOD_FRAME
+        q = put16(q + 1, CHANNEL)
+        q = put32(q, 9 + exchange_len + key_len)
+        q = put16(put32(q, PUBLISH_IDS), 0)
+        q[0] = <uint8_t>exchange_len
+        memcpy(q + 1, exchange, exchange_len)
+        q += 1 + exchange_len
+        q[0] = <uint8_t>key_len
+        memcpy(q + 1, key, key_len)
+        q += 1 + key_len
+        q[0] = self.bits
+        q[1] = FRAME_END
+        return q + 2
+
+    cdef bytes edited(self, const uint8_t *props, uint32_t size):
+        cdef bytes given = PyBytes_FromStringAndSize(<const char *>props, size)
+        if self.last_props is None or given != self.last_props:
+            self.last_edited = self.edit(given)
+            self.last_props = given
+        return self.last_edited
+
+    def forget_edited(self):
+        """Edit the next properties anew, even if they are equal to the last ones."""
+        self.last_props = None
+
+
+cdef bytes _header(const uint8_t *payload, bytes props):
+    """Return a header frame with the class and body size of `payload`, and these properties."""
+    cdef uint32_t length = len(props)
+    cdef bytes frame = PyBytes_FromStringAndSize(NULL, length + 12 + FRAME_OVERHEAD)
+    cdef uint8_t *q = <uint8_t *>PyBytes_AS_STRING(frame)
+    q[0] = HEADER_FRAME
+    q = put32(put16(q + 1, CHANNEL), length + 12)
+    memcpy(q, payload, 12)
+    memcpy(q + 12, <char *>props, length)
+    q[12 + length] = FRAME_END
+    return frame
+
+
+cdef class Settled:
+    """Which publishes the destination has confirmed.
+
+    `low`: all publishes up to this number are confirmed. Those behind a gap are remembered until
+    the gap closes. Their number is that of the messages in flight at most.
+    """
+
+    cdef readonly uint64_t low
+    cdef set beyond
+    cdef readonly bint refused   # a publish was refused, which ends `feed` before its frame
+
+    def __init__(self):
+        self.beyond = set()
+
+    @property
+    def count(self):
+        """The number of confirmed publishes."""
+        return self.low + len(self.beyond)
+
+    def feed(self, const uint8_t[::1] data not None, size_t at, uint64_t published):
+        """Take confirms from `at` on, and heartbeats; return the position behind them.
+
+        `published` is the number of publishes so far. Raises Fault for a confirm of another one,
+        and for frames that are not whole or do not end.
+        """
+        cdef size_t end = data.shape[0]
+        cdef const uint8_t *base = &data[0] if end else NULL
+        cdef const uint8_t *p
+        cdef uint64_t tag
+        cdef uint32_t ids
+        if at > end:
+            raise ValueError("outside of the buffer")
+        while end - at >= FRAME_OVERHEAD:
+            p = base + at
+            if p[0] == HEARTBEAT_FRAME and get32(p + 3) == 0 and p[FRAME_HEAD] == FRAME_END:
+                at += FRAME_OVERHEAD
+                continue
+            if (
+                p[0] != METHOD_FRAME or get16(p + 1) != CHANNEL or get32(p + 3) != 13
+                or end - at < 21 or p[20] != FRAME_END
+            ):
+                break
+            ids = get32(p + FRAME_HEAD)
+            if ids != ACK_IDS and ids != NACK_IDS:
+                break
+            tag = get64(p + 11)
+            if tag > published or (tag == 0 and not p[19] & 1):
+                raise Fault(f"a confirm of publish {tag}, of {published}")
+            if ids == NACK_IDS:
+                self.refused = True
+                break
+            if p[19] & 1:
+                if tag == 0:
+                    tag = published
+                if tag > self.low:
+                    self.low = tag
+                    if self.beyond:
+                        self.beyond = {each for each in self.beyond if each > tag}
+            elif tag == self.low + 1:
+                self.low = tag
+            elif tag > self.low:
+                self.beyond.add(tag)
+            while self.beyond and self.low + 1 in self.beyond:
+                self.low += 1
+                self.beyond.discard(self.low)
+            at += 21
+        return at

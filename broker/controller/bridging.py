@@ -1,0 +1,237 @@
+"""The controller's side of bridges: it tells their process what to run, and keeps the states.
+
+The process is called when the first parameter of a shovel is there, and told of nothing when the
+last one is gone. `broker/shared/bridging.py` says how the two speak.
+
+A shovel enters this broker at a URI without a host. The URI may name a user; without one, it is the
+default user, if that may enter the vhost, or else the first administrator by name who may. The HTTP
+API sees to it that whoever sets the parameter has the rights that the shovel needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.model import amqp_uri
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import (
+    AnyChange,
+    ParameterDelete,
+    ParameterPut,
+    PermissionDelete,
+    PermissionPut,
+    UserDelete,
+    UserPut,
+    VhostDelete,
+)
+from shardmq.broker.model.shovels import PAUSED, SHOVEL, is_http, obstacle, read
+from shardmq.broker.shared import bridging, rights
+from shardmq.broker.shared.bridging import (
+    LINE_BYTES_MAX,
+    SOCKET_NAME,
+    STARTING,
+    TERMINATED,
+    Order,
+    Run,
+    ShovelState,
+    Told,
+)
+from shardmq.broker.shared.cluster_name import cluster_name
+
+# After a failure the process is called again so much later, at first and at most.
+AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
+# Changes that may change what is to run.
+_CHANGES: Final = frozenset(
+    (
+        ParameterPut, ParameterDelete, VhostDelete, UserPut, UserDelete, PermissionPut,
+        PermissionDelete,
+    )
+)  # fmt: skip
+GONE_KEPT_MAX: Final = 1000
+
+Name = tuple[str, str]  # of a shovel: vhost and name
+
+log = logging.getLogger(__name__)
+
+
+class Bridges:
+    """The shovels that the parameters ask for, and their states."""
+
+    def __init__(
+        self, authority: Authority, runtime_dir: Callable[[], str], default_user: Callable[[], str]
+    ) -> None:
+        self._authority = authority
+        self._catalog: Catalog = authority.catalog
+        self._runtime_dir, self._default_user = runtime_dir, default_user
+        self._states: dict[Name, ShovelState] = {}
+        self._lives: dict[Name, tuple[int, Any]] = {}  # and the value of the parameter
+        self._gone: set[Name] = set()  # of `_lives`, those without a parameter
+        self._wake = asyncio.Event()
+        self._deleting: set[asyncio.Task[None]] = set()
+
+    # -- what others ask -----------------------------------------------------------------------
+
+    def changed(self, changes: list[AnyChange]) -> None:
+        """Follow changes of the catalog."""
+        if not self._wake.is_set() and not _CHANGES.isdisjoint(map(type, changes)):
+            self._wake.set()
+
+    def parameters(self) -> Iterator[ParameterPut]:
+        """Yield the parameter of each shovel."""
+        for put in self._catalog.parameters.values():
+            if put.component == SHOVEL:
+                yield put
+
+    def is_paused(self, name: Name) -> bool:
+        return (name[0], PAUSED, name[1]) in self._catalog.parameters
+
+    def state(self, put: ParameterPut) -> ShovelState:
+        """Return the state of a shovel."""
+        name = put.vhost, put.name
+        if self.is_paused(name):
+            return ShovelState(vhost=put.vhost, name=put.name, life=0, state=bridging.PAUSED)
+        if why := obstacle(put.name, put.value):
+            return ShovelState(vhost=put.vhost, name=put.name, life=0, state=TERMINATED, error=why)
+        known, life = self._states.get(name), self._lives.get(name)
+        if known is None or life is None or known.life != life[0] or life[1] != put.value:
+            return ShovelState(vhost=put.vhost, name=put.name, life=0, state=STARTING)
+        return known
+
+    def restart(self, name: Name) -> None:
+        """Start a shovel anew."""
+        if name in self._lives:
+            life, value = self._lives[name]
+            self._lives[name] = life + 1, value
+            self._states.pop(name, None)
+            self._wake.set()
+
+    # -- the process ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Call the process while there is something to run, until cancelled."""
+        wait_s = AGAIN_S
+        self._wake.set()
+        while True:
+            await self._wake.wait()
+            if not self._orders():
+                self._wake.clear()
+                continue
+            try:
+                reader, writer = await asyncio.open_unix_connection(
+                    f"{self._runtime_dir()}/{SOCKET_NAME}", limit=LINE_BYTES_MAX
+                )
+            except OSError as error:
+                log.warning("the process of bridges cannot be called: %s", error)
+            else:
+                listening = asyncio.create_task(self._listen(reader))
+                try:
+                    if await self._tell(writer, listening):
+                        wait_s = AGAIN_S
+                        continue
+                except OSError as error:
+                    log.warning("the process of bridges is gone: %s", error)
+                finally:
+                    listening.cancel()
+                    writer.close()
+                    self._states.clear()
+            self._wake.set()
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, AGAIN_S_MAX)
+
+    async def _tell(self, writer: asyncio.StreamWriter, listening: asyncio.Task[None]) -> bool:
+        """Tell the process each change, and return True when there is nothing to run any more.
+
+        Returns False when the process is gone.
+        """
+        told: Run | None = None
+        while not listening.done():
+            self._wake.clear()
+            run = Run(self._orders(), cluster_name(self._catalog))
+            if run != told:
+                told = run
+                writer.write(bridging.line(run))
+                await writer.drain()
+            if not run.shovels:
+                return True
+            waking = asyncio.create_task(self._wake.wait())
+            await asyncio.wait({waking, listening}, return_when=asyncio.FIRST_COMPLETED)
+            waking.cancel()
+        return False
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take the states that the process tells."""
+        try:
+            while text := await reader.readline():
+                for state in msgspec.json.decode(text, type=Told).states:
+                    name = state.vhost, state.name
+                    life = self._lives.get(name)
+                    if life is None or life[0] != state.life:
+                        continue
+                    if state.is_done and not self._is_known_done(name):
+                        deleting = asyncio.create_task(self._delete(name, state.life))
+                        self._deleting.add(deleting)
+                        deleting.add_done_callback(self._deleting.discard)
+                    self._states[name] = state
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            log.warning("the process of bridges: %s", error)
+
+    def _is_known_done(self, name: Name) -> bool:
+        state = self._states.get(name)
+        return state is not None and state.is_done
+
+    async def _delete(self, name: Name, life: int) -> None:
+        """Delete the parameter of a shovel that has moved all that it was to move."""
+        known, put = self._lives.get(name), self._catalog.parameters.get((name[0], SHOVEL, name[1]))
+        if known is None or known[0] != life or put is None or put.value != known[1]:
+            return
+        log.info("shovel '%s' in vhost '%s' has moved all it was to move", name[1], name[0])
+        answer = await self._authority.ask(ParameterDelete(name[0], SHOVEL, name[1]))
+        if answer.code:
+            log.error("shovel '%s' in vhost '%s' stays: %s", name[1], name[0], answer.text)
+
+    def _orders(self) -> list[Order]:
+        """Return what is to run."""
+        orders, names = [], set()
+        for put in self.parameters():
+            name = put.vhost, put.name
+            names.add(name)
+            life, value = self._lives.get(name, (0, put.value))
+            if value != put.value or name in self._gone:
+                life += 1
+                self._gone.discard(name)
+            self._lives[name] = life, put.value
+            if obstacle(put.name, put.value) or self.is_paused(name):
+                self._states.pop(name, None)
+                continue
+            shovel = read(put.vhost, put.name, put.value)
+            uris = [*shovel.src_uris, *(uri for uri in shovel.dest_uris if not is_http(uri))]
+            here = {uri.vhost for uri in map(amqp_uri.parse, uris) if uri.is_here and not uri.user}
+            users = {vhost: user for vhost in sorted(here) if (user := self._user_of(vhost))}
+            orders.append(Order(shovel, life, users))
+        for gone in self._states.keys() - names:
+            del self._states[gone]
+        # The process may still tell of one that is gone: the next of its name has another life.
+        self._gone = {name for name in self._lives if name not in names}
+        for gone in [name for name in self._lives if name in self._gone][:-GONE_KEPT_MAX]:
+            del self._lives[gone]
+            self._gone.discard(gone)
+        return orders
+
+    def _user_of(self, vhost: str) -> str:
+        """Return the user as whom shovels enter a vhost of this broker; "" if there is none."""
+        catalog = self._catalog
+        administrators = sorted(
+            name
+            for name, user in catalog.users.items()
+            if rights.has_tag(user.tags, "administrator")
+        )
+        for user in (self._default_user(), *administrators):
+            if user in catalog.users and catalog.permissions.may_enter(user, vhost):
+                return user
+        return ""

@@ -1,0 +1,185 @@
+"""/api/shovels: the states of shovels. Their definitions are parameters of component `shovel`."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from shardmq.broker.controller.bridging import Bridges
+from shardmq.broker.controller.management.api_error import ApiError, not_authorised
+from shardmq.broker.controller.management.call import Call, Route, existing, long_list
+from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.model import amqp_uri
+from shardmq.broker.model.amqp_uri import without_credentials
+from shardmq.broker.model.changes import ParameterDelete, ParameterPut
+from shardmq.broker.model.shovels import PAUSED, SHOVEL, Shovel, is_http, obstacle, read
+from shardmq.broker.shared import bridging
+
+UNPROCESSABLE = 422
+
+
+def row(put: ParameterPut, bridges: Bridges, node: str) -> dict[str, Any]:
+    """Return RabbitMQ's fields of a shovel's status, and our own. No field has a secret."""
+    state = bridges.state(put)
+    value = put.value if isinstance(put.value, dict) else {}
+    found: dict[str, Any] = {
+        "node": node,
+        "name": put.name,
+        "vhost": put.vhost,
+        "type": "dynamic",
+        "state": state.state,
+        "timestamp": _time(state.since),
+        "src_protocol": value.get("src-protocol", "amqp091"),
+        "dest_protocol": value.get("dest-protocol", "amqp091"),
+        "error": state.error,
+        "message_count": state.moved,
+        "message_bytes": state.moved_bytes,
+        "pending": state.pending,
+        "failures": state.failures,
+        "retry_in_s": state.retry_in_s,
+        "blocked": state.blocked,
+    }
+    if state.state == bridging.RUNNING:
+        found["blocked_status"] = "blocked" if state.blocked else "running"
+    if obstacle(put.name, put.value):
+        return found
+    shovel = read(put.vhost, put.name, put.value)
+    if shovel.is_http:
+        found["dest_protocol"] = "http"
+    optional = {
+        "src_queue": shovel.src_queue,
+        "src_exchange": shovel.src_exchange,
+        "src_exchange_key": shovel.src_exchange_key,
+        "dest_queue": shovel.dest_queue,
+        "dest_exchange": shovel.dest_exchange if not shovel.dest_queue else "",
+        "dest_exchange_key": shovel.dest_key if not shovel.dest_queue else "",
+        "dest_address": shovel.dest_address,
+    }
+    found |= {name: value for name, value in optional.items() if value}
+    found["src_uri"] = state.src_uri or without_credentials(shovel.src_uris[0])
+    found["dest_uri"] = state.dest_uri or without_credentials(shovel.dest_uris[0])
+    return found
+
+
+def _time(seconds: float) -> str:
+    if not seconds:
+        return ""
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}"
+
+
+async def get_all(call: Call) -> Listing:
+    """List shovels and their states, of all vhosts or one."""
+    bridges = call.context.bridges
+    if bridges is None:
+        return Listing([])
+    seen = {vhost.name for vhost in call.vhosts()}
+    puts = [put for put in bridges.parameters() if put.vhost in seen]
+    return Listing([row(put, bridges, call.context.cluster.own) for put in puts])
+
+
+def _shovel(call: Call, vhost: str) -> tuple[ParameterPut, Bridges]:
+    put = call.catalog.parameters.get((vhost, SHOVEL, call.part("name")))
+    return existing(put), existing(call.context.bridges)
+
+
+async def get(call: Call) -> dict[str, Any]:
+    """Show the state of a shovel."""
+    put, bridges = _shovel(call, call.vhost().name)
+    return row(put, bridges, call.context.cluster.own)
+
+
+async def delete(call: Call) -> None:
+    """Delete a shovel, which is deleting its parameter."""
+    put, bridges = _shovel(call, call.vhost_to_change().name)
+    await call.ask(ParameterDelete(put.vhost, SHOVEL, put.name))
+    if bridges.is_paused((put.vhost, put.name)):
+        await call.ask(ParameterDelete(put.vhost, PAUSED, put.name))
+
+
+async def restart(call: Call) -> None:
+    """Start a shovel anew."""
+    put, bridges = _shovel(call, call.vhost_to_change().name)
+    bridges.restart((put.vhost, put.name))
+
+
+async def pause(call: Call) -> None:
+    """Pause a shovel, until it is resumed. 422 if it is paused."""
+    put, bridges = _shovel(call, call.vhost_to_change().name)
+    if bridges.is_paused((put.vhost, put.name)):
+        raise ApiError(UNPROCESSABLE, "unprocessable", "the shovel is paused already")
+    await call.ask(ParameterPut(put.vhost, PAUSED, put.name, True))
+
+
+async def resume(call: Call) -> None:
+    """Let a paused shovel go on. 422 if it is not paused."""
+    put, bridges = _shovel(call, call.vhost_to_change().name)
+    if not bridges.is_paused((put.vhost, put.name)):
+        raise ApiError(UNPROCESSABLE, "unprocessable", "the shovel is not paused")
+    await call.ask(ParameterDelete(put.vhost, PAUSED, put.name))
+
+
+# -- rights ----------------------------------------------------------------------------------------
+
+
+def check_rights(call: Call, name: str, value: Any) -> None:
+    """Raise 401 if a shovel does what the user who sets it may not do at this broker.
+
+    A URI without a host enters this broker without a password.
+    """
+    if call.is_local or call.has("administrator") or obstacle(name, value):
+        return  # a value with faults is refused later
+    shovel = read("", name, value)
+    _check_source(call, shovel)
+    _check_destination(call, shovel)
+
+
+def _check_source(call: Call, shovel: Shovel) -> None:
+    for uri in map(amqp_uri.parse, shovel.src_uris):
+        if not uri.is_here:
+            continue
+        _check_entry(call, uri)
+        name = shovel.src_queue or shovel.src_exchange
+        _check(call, uri.vhost, "read", name)
+        if shovel.src_queue and not shovel.src_predeclared:
+            _check(call, uri.vhost, "configure", name)
+
+
+def _check_destination(call: Call, shovel: Shovel) -> None:
+    for uri in map(amqp_uri.parse, [uri for uri in shovel.dest_uris if not is_http(uri)]):
+        if not uri.is_here:
+            continue
+        _check_entry(call, uri)
+        if shovel.dest_exchange is None:
+            raise not_authorised("ACCESS_REFUSED - dest-exchange or dest-queue must be given")
+        _check(call, uri.vhost, "write", shovel.dest_exchange)
+        if shovel.dest_queue and not shovel.dest_predeclared:
+            _check(call, uri.vhost, "configure", shovel.dest_queue)
+
+
+def _check_entry(call: Call, uri: amqp_uri.AmqpUri) -> None:
+    user = call.user.name
+    if uri.user not in ("", user) or not call.catalog.permissions.may_enter(user, uri.vhost):
+        raise not_authorised(f'user "{user}" may not connect to vhost "{uri.vhost}"')
+
+
+def _check(call: Call, vhost: str, right: Any, name: str) -> None:
+    if not call.catalog.permissions.may(call.user.name, vhost, right, name):
+        raise not_authorised(
+            f"ACCESS_REFUSED - user '{call.user.name}' has no right to {right} '{name}' "
+            f"in vhost '{vhost}'"
+        )
+
+
+ONE = "/api/shovels/vhost/{vhost}/{name}"
+LAVINMQ = "/api/shovels/{vhost}/{name}"
+
+ROUTES = [
+    long_list("/api/shovels", get_all, "Shovel", "policymaker"),
+    long_list("/api/shovels/{vhost}", get_all, "Shovel", "policymaker"),
+    Route("GET", ONE, get, "policymaker", shows="Shovel"),
+    Route("DELETE", ONE, delete, "policymaker"),
+    Route("DELETE", f"{ONE}/restart", restart, "policymaker"),
+    Route("GET", LAVINMQ, get, "policymaker", shows="Shovel"),
+    Route("PUT", f"{LAVINMQ}/pause", pause, "policymaker"),
+    Route("PUT", f"{LAVINMQ}/resume", resume, "policymaker"),
+]

@@ -1,0 +1,333 @@
+"""Shovels: the check of the runtime parameter `shovel`, and what its value means.
+
+The names, the defaults and the texts of faults are those of RabbitMQ's plugin rabbitmq_shovel. A
+destination may also be `http://` or `https://`, as in LavinMQ. One row of `KEYS` is one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from shardmq.broker.model import amqp_uri
+from shardmq.broker.model.amqp_uri import BadUri
+from shardmq.broker.model.erlang import cut
+from shardmq.broker.model.erlang import json_term as term
+from shardmq.broker.model.values import NAME_BYTES_MAX
+
+SHOVEL: Final = "shovel"
+# The component of parameters for shovels that are paused; the value is true.
+PAUSED: Final = "shovel-paused"
+ACK_MODES: Final = ("no-ack", "on-publish", "on-confirm")
+PROTOCOLS: Final = ("amqp10", "amqp091", "local")
+AMQP10: Final = "amqp10"
+NEVER, QUEUE_LENGTH = "never", "queue-length"
+PREFETCH: Final = 1000
+PREFETCH_MAX: Final = 65_535  # a short of basic.qos
+RECONNECT_DELAY_S: Final = 5.0
+RECONNECT_DELAY_S_MAX: Final = 86_400.0
+URIS_MAX: Final = 64
+HTTP_SCHEMES: Final = ("http", "https")
+MESSAGES_MAX: Final = (1 << 63) - 1
+# Properties of a message that `dest-publish-properties` sets, with the type of each.
+PROPERTIES: Final[Mapping[str, type]] = {
+    "content_type": str, "content_encoding": str, "headers": dict, "delivery_mode": int,
+    "priority": int, "correlation_id": str, "reply_to": str, "expiration": str, "message_id": str,
+    "timestamp": int, "type": str, "user_id": str, "app_id": str, "cluster_id": str,
+}  # fmt: skip
+_INTEGERS_MAX: Final = {"delivery_mode": 255, "priority": 255, "timestamp": MESSAGES_MAX}
+
+
+class Key(NamedTuple):
+    """A key of the value. `older` is the name that it had before RabbitMQ 3.7."""
+
+    fault: Callable[[str, Any], str]
+    older: str = ""
+    is_needed: bool = False
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        return f"{name} should be binary, actually was {term(value)}"
+    if len(value.encode()) > NAME_BYTES_MAX:
+        return f"{name} has at most {NAME_BYTES_MAX} bytes"
+    return ""
+
+
+def _flag(name: str, value: Any) -> str:
+    is_flag = isinstance(value, bool)
+    return "" if is_flag else f"{name} should be boolean, actually was {term(value)}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _delay(name: str, value: Any) -> str:
+    if not _is_number(value):
+        return f"{name} should be a number, actually was {term(value)}"
+    fits = 0 <= value <= RECONNECT_DELAY_S_MAX
+    return "" if fits else f"{name} should be from 0 to {RECONNECT_DELAY_S_MAX:g}"
+
+
+def _prefetch(name: str, value: Any) -> str:
+    if not _is_number(value) or value != int(value):
+        return f"{name} should be a number, actually was {term(value)}"
+    return "" if 0 <= value <= PREFETCH_MAX else f"{name} should be from 0 to {PREFETCH_MAX}"
+
+
+def _one_of(*known: str) -> Callable[[str, Any], str]:
+    def fault(name: str, value: Any) -> str:
+        if isinstance(value, str) and value in known:
+            return ""
+        shown = cut(value, NAME_BYTES_MAX) if isinstance(value, str) else term(value)
+        return f"{name} should be one of [{','.join(known)}], actually was {shown}"
+
+    return fault
+
+
+def _delete_after(name: str, value: Any) -> str:
+    if value in (NEVER, QUEUE_LENGTH):
+        return ""
+    if type(value) is int and 0 <= value <= MESSAGES_MAX:
+        return ""
+    return f'{name} should be number, "never" or "queue-length", actually was {term(value)}'
+
+
+def _table(name: str, value: Any) -> str:
+    is_table = isinstance(value, dict) or value == []
+    return "" if is_table else f"{name} should be a table, actually was {term(value)}"
+
+
+def _properties(name: str, value: Any) -> str:
+    if fault := _table(name, value):
+        return fault
+    for key, item in value.items() if isinstance(value, dict) else ():
+        kind = PROPERTIES.get(key)
+        if kind is None:
+            return f"unrecognised property {cut(key, NAME_BYTES_MAX)} in {name}"
+        if type(item) is not kind:
+            return f"{key} in {name} has a wrong type, actually was {term(item)}"
+        if kind is str and (fault := _text(key, item)):
+            return fault
+        if isinstance(item, int) and not 0 <= item <= _INTEGERS_MAX[key]:
+            return f"{key} in {name} should be from 0 to {_INTEGERS_MAX[key]}"
+    return ""
+
+
+def _uris(name: str, value: Any) -> str:
+    """Check one URI of a broker, or a list of them."""
+    if isinstance(value, list):
+        if not 0 < len(value) <= URIS_MAX:
+            return f"{name} should have 1 to {URIS_MAX} URIs"
+        faults = (
+            f"{name} should be binary, actually was {term(each)}"
+            if isinstance(each, list)
+            else _uris(name, each)
+            for each in value
+        )
+        return next(filter(None, faults), "")
+    if not isinstance(value, str):
+        return f"{name} should be binary, actually was {term(value)}"
+    try:
+        amqp_uri.parse(value)
+    except BadUri as error:
+        shown = cut(amqp_uri.without_credentials(value), NAME_BYTES_MAX)
+        return f'"{shown}" not a valid URI: {error}'
+    return ""
+
+
+def _dest_uris(name: str, value: Any) -> str:
+    uris = value if isinstance(value, list) else [value]
+    if not any(is_http(uri) for uri in uris):
+        return _uris(name, value)
+    if len(uris) > URIS_MAX or not all(is_http(uri) for uri in uris):
+        return f"{name} should have at most {URIS_MAX} URIs, all of HTTP or all of AMQP"
+    for uri in uris:
+        try:
+            parts = urlsplit(uri)
+            fits = bool(parts.hostname) and (parts.port or 0) >= 0 and uri.isprintable()
+        except ValueError:
+            fits = False
+        if not fits or len(uri) > amqp_uri.URI_CHARS_MAX:
+            shown = cut(amqp_uri.without_credentials(uri), NAME_BYTES_MAX)
+            return f'"{shown}" not a valid URI: it has no host, or a wrong port'
+    return ""
+
+
+def is_http(uri: Any) -> bool:
+    return isinstance(uri, str) and uri.lower().startswith(("http://", "https://"))
+
+
+_SOURCE: Final = {
+    "src-uri": Key(_uris, is_needed=True),
+    "src-exchange": Key(_text),
+    "src-exchange-key": Key(_text),
+    "src-queue": Key(_text),
+    "src-queue-args": Key(_table),
+    "src-consumer-args": Key(_table),
+    "src-prefetch-count": Key(_prefetch, "prefetch-count"),
+    "src-delete-after": Key(_delete_after, "delete-after"),
+    "src-predeclared": Key(_flag),
+}
+_DESTINATION: Final = {
+    "dest-uri": Key(_dest_uris, is_needed=True),
+    "dest-exchange": Key(_text),
+    "dest-exchange-key": Key(_text),
+    "dest-queue": Key(_text),
+    "dest-queue-args": Key(_table),
+    "dest-address": Key(_text),
+    "dest-add-forward-headers": Key(_flag, "add-forward-headers"),
+    "dest-add-timestamp-header": Key(_flag, "add-timestamp-header"),
+    "dest-publish-properties": Key(_properties, "publish-properties"),
+    "dest-predeclared": Key(_flag),
+}
+_ANY: Final = {
+    "internal": Key(_flag),
+    "internal_owner": Key(_table),
+    "reconnect-delay": Key(_delay),
+    "ack-mode": Key(_one_of(*ACK_MODES)),
+    "src-protocol": Key(_one_of(*PROTOCOLS)),
+    "dest-protocol": Key(_one_of(*PROTOCOLS)),
+    # LavinMQ's page sends these two, which say what the other keys say.
+    "src-type": Key(_text),
+    "dest-type": Key(_text),
+}
+KEYS: Final[Mapping[str, Key]] = {**_ANY, **_SOURCE, **_DESTINATION}
+# The names that a key may have, the newer one first.
+NAMES: Final = {name: (name, key.older) if key.older else (name,) for name, key in KEYS.items()}
+
+
+def faults(name: str, value: Any) -> Iterator[str]:
+    """Yield what is wrong with the value of the parameter `name`, in RabbitMQ's words."""
+    if not isinstance(value, dict):
+        yield f"{name} should be a table, actually was {term(value)}"
+        return
+    if is_amqp10(value):
+        return  # kept without effect; the keys of AMQP 1.0 are not looked at
+    queues = [key in value for key in ("src-exchange", "src-queue")]
+    if not any(queues):
+        yield "Must specify 'src-exchange' or 'src-queue'"
+    if all(queues):
+        yield "Cannot specify 'src-exchange' and 'src-queue'"
+    after = value.get("src-delete-after", value.get("delete-after"))
+    if type(after) is int and value.get("ack-mode") == "no-ack":
+        yield "Cannot specify 'no-ack' and numerical 'delete-after'"
+    if "dest-exchange" in value and "dest-queue" in value:
+        yield "Cannot specify 'dest-exchange' and 'dest-queue'"
+    known: set[str] = set()
+    for key, row in KEYS.items():
+        known.update(NAMES[key])
+        given = [each for each in NAMES[key] if each in value]
+        if row.is_needed and not given:
+            yield f'Key "{key}" not found in {name}'
+        for each in given:
+            if fault := row.fault(each, value[each]):
+                yield fault
+    unknown = {key: item for key, item in sorted(value.items()) if key not in known}
+    if unknown:
+        shown = ",".join(
+            f'{{<<"{cut(key, NAME_BYTES_MAX)}">>,{term(unknown[key])}}}'
+            for key in list(unknown)[:URIS_MAX]
+        )
+        yield f"Unrecognised terms [{shown}] in {name}"
+
+
+class Shovel(msgspec.Struct, frozen=True, kw_only=True):
+    """What a shovel does.
+
+    src_queue: "" if the source is an exchange.
+    dest_exchange, dest_key: None leaves those of each message.
+    delete_after: -1 for never, -2 for the length of the queue at the start, else so many messages.
+    """
+
+    vhost: str
+    name: str
+    src_uris: list[str]
+    src_queue: str = ""
+    src_exchange: str = ""
+    src_exchange_key: str = ""
+    src_queue_args: dict[str, Any] = {}
+    src_consumer_args: dict[str, Any] = {}
+    src_predeclared: bool = False
+    prefetch: int = PREFETCH
+    delete_after: int = -1
+    dest_uris: list[str] = []
+    dest_queue: str = ""
+    dest_exchange: str | None = None
+    dest_key: str | None = None
+    dest_queue_args: dict[str, Any] = {}
+    dest_address: str = ""
+    dest_predeclared: bool = False
+    forward_headers: bool = False
+    timestamp_header: bool = False
+    properties: dict[str, Any] = {}
+    ack_mode: str = "on-confirm"
+    reconnect_delay_s: float = RECONNECT_DELAY_S
+
+    @property
+    def is_http(self) -> bool:
+        return bool(self.dest_uris) and is_http(self.dest_uris[0])
+
+
+WHOLE_QUEUE: Final = -2
+
+
+NO_AMQP10: Final = "AMQP 1.0 is not spoken here"
+
+
+def is_amqp10(value: Any) -> bool:
+    ends = ("src-protocol", "dest-protocol")
+    return isinstance(value, dict) and any(value.get(end) == AMQP10 for end in ends)
+
+
+def obstacle(name: str, value: Any) -> str:
+    """Return why a parameter that is there does not run, "" if it does.
+
+    A parameter may have been stored when nothing checked it.
+    """
+    return NO_AMQP10 if is_amqp10(value) else next(faults(name, value), "")
+
+
+def read(vhost: str, name: str, value: Mapping[str, Any]) -> Shovel:
+    """Return what a value without an obstacle means."""
+
+    def given(key: str, otherwise: Any) -> Any:
+        return next((value[each] for each in NAMES[key] if each in value), otherwise)
+
+    def uris(key: str) -> list[str]:
+        return value[key] if isinstance(value[key], list) else [value[key]]
+
+    def table(key: str) -> dict[str, Any]:
+        return given(key, {}) or {}
+
+    queue = value.get("dest-queue")
+    after = given("src-delete-after", NEVER)
+    return Shovel(
+        vhost=vhost,
+        name=name,
+        src_uris=uris("src-uri"),
+        src_queue=given("src-queue", ""),
+        src_exchange=given("src-exchange", ""),
+        src_exchange_key=given("src-exchange-key", ""),
+        src_queue_args=table("src-queue-args"),
+        src_consumer_args=table("src-consumer-args"),
+        src_predeclared=given("src-predeclared", False),
+        prefetch=int(given("src-prefetch-count", PREFETCH)),
+        delete_after={NEVER: -1, QUEUE_LENGTH: WHOLE_QUEUE}.get(after, after),
+        dest_uris=uris("dest-uri"),
+        dest_queue=queue or "",
+        dest_exchange=given("dest-exchange", None) if queue is None else "",
+        dest_key=given("dest-exchange-key", None) if queue is None else queue,
+        dest_queue_args=table("dest-queue-args"),
+        dest_address=given("dest-address", ""),
+        dest_predeclared=given("dest-predeclared", False),
+        forward_headers=given("dest-add-forward-headers", False),
+        timestamp_header=given("dest-add-timestamp-header", False),
+        properties=table("dest-publish-properties"),
+        ack_mode=given("ack-mode", "on-confirm"),
+        reconnect_delay_s=float(given("reconnect-delay", RECONNECT_DELAY_S)),
+    )

@@ -1,0 +1,82 @@
+"""What the controller and the process of bridges say to each other.
+
+The controller connects to the socket `SOCKET_NAME` in the runtime directory, which starts the
+process, and sends one `Run` after each change: all that is to run, and nothing else. The process
+answers with one `Told` after each change of a state. Both are lines of JSON. When the connection
+ends the process goes on for a while, because a controller that starts anew connects again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from shardmq.broker.model.shovels import Shovel
+
+SOCKET_NAME: Final = "bridges.sock"
+LINE_BYTES_MAX: Final = 256 << 20
+
+# States of a shovel, with LavinMQ's words where RabbitMQ has none.
+STARTING: Final = "starting"
+RUNNING: Final = "running"
+TERMINATED: Final = "terminated"
+PAUSED: Final = "paused"
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A shovel that is to run.
+
+    life: another number for each restart that a user asks for, and each change of the parameter.
+    user: as whom this broker is entered at URIs without a host and a user, by vhost.
+    """
+
+    shovel: Shovel
+    life: int
+    users: dict[str, str] = {}
+
+
+class Run(msgspec.Struct, frozen=True):
+    """All shovels that are to run. `cluster` is the name that forwarded messages show."""
+
+    shovels: list[Order]
+    cluster: str = ""
+
+
+class ShovelState(msgspec.Struct, kw_only=True):
+    """The state of a shovel.
+
+    since: the time of the last change of the state, in seconds of Unix time.
+    error: why it does not run, or why it last did not.
+    retry_in_s: so long after `since` the next try begins; 0 if none waits.
+    moved: messages that the destination has taken since the process started.
+    pending: messages taken from the source and not yet settled there.
+    is_done: it has moved what `src-delete-after` asks for, and its parameter is to be deleted.
+    """
+
+    vhost: str
+    name: str
+    life: int
+    state: str = STARTING
+    since: float = 0.0
+    error: str = ""
+    retry_in_s: float = 0.0
+    src_uri: str = ""
+    dest_uri: str = ""
+    src_queue: str = ""
+    moved: int = 0
+    moved_bytes: int = 0
+    pending: int = 0
+    failures: int = 0
+    blocked: str = ""
+    is_done: bool = False
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The states of all shovels that the process runs."""
+
+    states: list[ShovelState]
+
+
+def line(message: Run | Told) -> bytes:
+    return msgspec.json.encode(message) + b"\n"

@@ -1,0 +1,135 @@
+"""The compiled loops of bridges do what `tests/reference/relay.py` does, and fear no bytes."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+
+from shardmq.bridges.relay import Fault, Relay, Settled
+from tests.reference import relay as reference
+from tests.reference.relay import frame, short
+
+HISTORIES = 400
+FRAME_MAX = 4096
+HEARTBEAT = frame(8, 0, b"")
+
+
+def delivery(tag: int, exchange: bytes, key: bytes, props: bytes, body: bytes, step: int) -> bytes:
+    names = short(b"ctag") + struct.pack(">QB", tag, 0) + short(exchange) + short(key)
+    made = frame(1, 1, struct.pack(">HH", 60, 60) + names)
+    made += frame(2, 1, struct.pack(">HHQ", 60, 0, len(body)) + props)
+    return made + b"".join(frame(3, 1, body[at : at + step]) for at in range(0, len(body), step))
+
+
+def random_deliveries(chance: random.Random, count: int) -> bytes:
+    data = b""
+    for tag in range(1, count + 1):
+        props = chance.choice([b"\0\0", b"\x10\0\2", b"\x80\0" + short(b"text/plain")])
+        body = chance.randbytes(chance.choice([0, 1, 16, 700, 5000]))
+        name = chance.choice([b"", b"e", b"x" * 255])
+        data += delivery(tag, name, b"k" * chance.randrange(255), props, body, 4000)
+        if chance.random() < 0.1:
+            data += HEARTBEAT
+    return data
+
+
+def edit(props: bytes) -> bytes:
+    return b"\x20\0\0\0\0\0" if props == b"\0\0" else props
+
+
+def test_any_deliveries_cut_anywhere_are_the_publishes_of_the_reference(
+    pytestconfig: pytest.Config,
+) -> None:
+    for history in range(HISTORIES):
+        chance = random.Random(pytestconfig.option.seed + history)
+        data = random_deliveries(chance, chance.randrange(12)) + chance.choice(
+            [b"", frame(1, 1, struct.pack(">HH", 60, 30) + short(b"ctag") + b"\0"),
+             frame(1, 0, struct.pack(">HH", 10, 60) + short(b"low on memory"))]
+        )  # fmt: skip
+        given = (
+            chance.choice([None, b"", b"to"]), chance.choice([None, b"q" * 200]),
+            chance.random() < 0.5, chance.choice([None, edit]),
+        )  # fmt: skip
+        limit = chance.choice([-1, -1, 0, 3])
+        relay = Relay(*given, FRAME_MAX, limit)
+        unread, out, taken = b"", b"", 0
+        while taken < len(data):
+            more = data[taken : taken + chance.choice([1, 7, 100, 10_000])]
+            taken += len(more)
+            unread += more
+            at, made = relay.feed(unread, 0)
+            out, unread = out + made, unread[at:]
+        at, expected, published = reference.relayed(data, *given, limit)
+        assert (out, len(data) - len(unread)) == (expected, at), history
+        assert relay.published == published and relay.begun == published
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(1, 1, struct.pack(">HH", 60, 60)),
+        frame(1, 1, struct.pack(">HH", 60, 60) + b"\xff" * 20),
+        delivery(2, b"", b"", b"\0\0", b"", 1),  # not the next number
+        frame(2, 1, bytes(14)),
+        frame(3, 1, b"a"),
+        frame(4, 1, b""),
+        frame(1, 2, b""),
+        frame(1, 1, b"abc"),
+        struct.pack(">BHI", 1, 1, 100 << 20) + b"a",
+        delivery(1, b"", b"", b"\0\0", b"", 1)[:-1] + b"x",
+        delivery(1, b"", b"", b"\0\0", b"abc", 3) + frame(3, 1, b"d"),
+        delivery(1, b"", b"", b"\0\0", b"abc", 3)[:-11] + delivery(2, b"", b"", b"\0\0", b"", 1),
+    ],
+)
+def test_what_a_broker_would_not_send_is_a_fault(data: bytes) -> None:
+    with pytest.raises(Fault):
+        Relay(None, None, False, None, FRAME_MAX).feed(data, 0)
+
+
+def test_no_bytes_are_read_or_written_outside(pytestconfig: pytest.Config) -> None:
+    for history in range(4 * HISTORIES):
+        chance = random.Random(pytestconfig.option.seed + history)
+        data = bytearray(random_deliveries(chance, 3))
+        for _ in range(chance.randrange(1, 5)):
+            if data:
+                data[chance.randrange(len(data))] = chance.randrange(256)
+        relay, confirms = Relay(None, b"k", True, edit, FRAME_MAX), Settled()
+        for taker in (lambda: relay.feed(bytes(data), 0), lambda: confirms.feed(bytes(data), 0, 3)):
+            try:
+                taker()
+            except Fault:
+                pass
+
+
+def confirm(tag: int, multiple: bool, ids: int = 80) -> bytes:
+    return frame(1, 1, struct.pack(">HHQB", 60, ids, tag, multiple))
+
+
+def test_confirms_in_any_order_are_settled_up_to_the_first_gap(
+    pytestconfig: pytest.Config,
+) -> None:
+    for history in range(HISTORIES):
+        chance = random.Random(pytestconfig.option.seed + history)
+        published = chance.randrange(1, 30)
+        confirms = [
+            (chance.randrange(1, published + 1), chance.random() < 0.1)
+            for _ in range(chance.randrange(40))
+        ]
+        data = b"".join(confirm(*each) for each in confirms)
+        settled = Settled()
+        cut = chance.randrange(len(data) + 1)
+        at = settled.feed(data[:cut], 0, published)
+        assert settled.feed(data[at:], 0, published) == len(data) - at
+        assert settled.low == reference.settled(confirms, published), history
+
+
+def test_a_confirm_of_what_was_not_published_is_a_fault_and_a_nack_stops() -> None:
+    with pytest.raises(Fault):
+        Settled().feed(confirm(4, False), 0, 3)
+    with pytest.raises(Fault):
+        Settled().feed(confirm(0, False), 0, 3)
+    settled = Settled()
+    assert settled.feed(confirm(1, False) + confirm(2, False, 120) + confirm(3, True), 0, 3) == 21
+    assert settled.low == 1 and settled.refused
