@@ -75,14 +75,15 @@ def connected(broker: RealBroker) -> pika.BlockingConnection:
 
 
 def fill(broker: RealBroker, queue: str, bodies: list[bytes], **properties: Any) -> None:
-    """Publish persistent messages to a durable queue, and return when the broker has them."""
+    """Publish persistent messages to a durable queue, and return when they are on disk."""
     with connected(broker) as connection:
         channel = connection.channel()
         channel.queue_declare(queue, durable=True)
+        channel.tx_select()
         given = pika.BasicProperties(delivery_mode=2, **properties)
         for body in bodies:
             channel.basic_publish("", queue, body, given)
-        channel.queue_declare(queue, passive=True)
+        channel.tx_commit()
 
 
 def taken(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shardmq.broker.controller.management.responses.schemas import ROWS
 from tests.bridges.moving import (
     call,
     delete_shovel,
@@ -49,6 +50,7 @@ def test_messages_move_within_the_broker_in_order(
     set_shovel(broker, name, src_queue=f"{name}-from", dest_queue=f"{name}-to", ack_mode=ack_mode)
     assert [body for _, body in taken(broker, f"{name}-to", len(BODIES))] == BODIES
     state = wait_for_state(broker, name, "running")
+    assert {field.partition(":")[0] for field in ROWS["Shovel"].split()} <= state.keys()
     assert state["src_uri"] == "amqp://" and state["src_queue"] == f"{name}-from"
     wait_until(lambda: shovel(broker, name)["message_count"] == len(BODIES), "counted")
     assert taken(broker, f"{name}-from", 1, 0.2) == []

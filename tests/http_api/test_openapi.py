@@ -122,6 +122,7 @@ async def test_what_is_shown_has_all_the_fields_that_are_promised(made: Api) -> 
         "StreamPublisher",
         "StreamTracking",
         "Warned",
+        "Shovel",  # tests/bridges/test_shovels.py
     }
     assert checked >= ROWS.keys() - unshown
 

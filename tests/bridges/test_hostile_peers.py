@@ -1,0 +1,173 @@
+"""A peer that breaks the protocol, or says nothing, is the reason of a failed try and no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from shardmq.bridges.connection import connect
+from shardmq.bridges.errors import LinkFailed
+from shardmq.bridges.shovel import ShovelRunner
+from shardmq.broker.amqp.methods import encode_method
+from shardmq.broker.model import amqp_uri, shovels
+from shardmq.broker.shared.bridging import Order
+from tests.reference.relay import frame, short
+
+Say = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+START = encode_method(
+    commands.Connection.Start(server_properties={}, mechanisms="PLAIN", locales="en_US")
+)
+ANSWERS: dict[tuple[int, int], Any] = {
+    (10, 11): commands.Connection.Tune(2047, 131072, 0),
+    (10, 40): commands.Connection.OpenOk(),
+    (20, 10): commands.Channel.OpenOk(),
+    (50, 10): commands.Queue.DeclareOk(queue="q", message_count=5, consumer_count=0),
+    (85, 10): commands.Confirm.SelectOk(),
+    (60, 10): commands.Basic.QosOk(),
+    (60, 20): commands.Basic.ConsumeOk(consumer_tag="shovel"),
+}
+
+
+class Peer:
+    """A broker that says the right things up to a method, and then what a test gives it."""
+
+    def __init__(self, at: tuple[int, int], instead: bytes | None, more: bytes = b"") -> None:
+        self.at, self.instead, self.more = at, instead, more
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    async def serve(self) -> None:
+        self._server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readexactly(8)
+            if self.at == (0, 0):
+                await self._say_instead(writer)
+            writer.write(frame(1, 0, START))
+            while True:
+                kind, channel, size = struct.unpack(">BHI", await reader.readexactly(7))
+                payload = await reader.readexactly(size)
+                await reader.readexactly(1)
+                if kind != 1:
+                    continue
+                ids = struct.unpack_from(">HH", payload)
+                if ids == self.at:
+                    if ids in ANSWERS and self.more:
+                        writer.write(frame(1, channel, encode_method(ANSWERS[ids])) + self.more)
+                        continue
+                    await self._say_instead(writer)
+                elif ids in ANSWERS:
+                    writer.write(frame(1, channel, encode_method(ANSWERS[ids])))
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            writer.close()
+
+    async def _say_instead(self, writer: asyncio.StreamWriter) -> None:
+        if self.instead is None:
+            raise ConnectionResetError
+        writer.write(self.instead)
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[Callable[..., Awaitable[Peer]]]:
+    made: list[Peer] = []
+
+    async def peer(*given: Any, **more: Any) -> Peer:
+        made.append(Peer(*given, **more))
+        await made[-1].serve()
+        return made[-1]
+
+    yield peer
+    for each in made:
+        each.close()
+
+
+NEVER = (99, 99)
+LARGE_FRAME = struct.pack(">BHI", 3, 1, 100 << 20) + b"x" * 100
+DELIVERY = (
+    frame(1, 1, struct.pack(">HH", 60, 60) + short(b"shovel") + struct.pack(">QB", 1, 0) + b"\0\0")
+    + frame(2, 1, struct.pack(">HHQ", 60, 0, 1) + b"\0\0")
+    + frame(3, 1, b"a")
+)
+
+
+@pytest.mark.parametrize(
+    ("at", "instead", "why"),
+    [
+        ((0, 0), b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak AMQP"),
+        ((0, 0), b"AMQP\x00\x01\x00\x00", "another version of AMQP"),
+        ((0, 0), None, "lost"),
+        ((10, 11), None, "lost"),
+        ((10, 11), LARGE_FRAME, "104857600 bytes"),
+        (
+            (10, 40),
+            frame(1, 0, encode_method(commands.Connection.Close(530, "no", 0, 0))),
+            "530 no",
+        ),
+        ((20, 10), frame(3, 1, b"a"), "content without a method"),
+        ((20, 10), frame(1, 1, b"\0\1\0\1"), "breaks the protocol"),
+        ((20, 10), frame(1, 1, b"a"), "breaks the protocol"),
+        ((10, 11), frame(1, 0, encode_method(commands.Connection.Tune(1, 100, 0))), "100 bytes"),
+        ((10, 40), b"", "within 0.3 s"),
+    ],
+)
+async def test_a_handshake_that_fails_says_why(
+    peers: Callable[..., Awaitable[Peer]], at: tuple[int, int], instead: bytes | None, why: str
+) -> None:
+    peer = await peers(at, instead)
+    timeout = 300 if instead == b"" else 20_000
+    uri = amqp_uri.parse(f"amqp://127.0.0.1:{peer.port}?connection_timeout={timeout}")
+    with pytest.raises(LinkFailed, match=why):
+        await connect(uri, "test", path="", user="")
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "why"),
+    [
+        (((60, 20), b"", LARGE_FRAME), (NEVER, b"", b""), "source: .*104857600 bytes"),
+        (((60, 20), b"", frame(1, 1, b"\0\x3c\0\x3c" + b"\xff" * 20)), (NEVER, b"", b""),
+         "source: .*cut short"),
+        (((60, 20), b"", frame(1, 1, encode_method(commands.Basic.Cancel("shovel", True)))),
+         (NEVER, b"", b""), "source: the consumer was cancelled"),
+        (((60, 20), b"", DELIVERY), (NEVER, b"", b""), "confirms nothing for 0.5 s"),
+        (((60, 20), b"", DELIVERY), ((60, 40), None, b""), "destination: the connection was lost"),
+        (((60, 20), b"", DELIVERY),
+         ((60, 40), frame(1, 1, encode_method(commands.Basic.Nack(1))), b""), "refused a message"),
+        (((60, 20), b"", DELIVERY),
+         ((60, 40), frame(1, 1, encode_method(commands.Basic.Ack(9))), b""), "of publish 9"),
+        (((60, 20), b"", DELIVERY),
+         ((60, 40), frame(1, 1, encode_method(commands.Basic.Return(312, "NO_ROUTE", "", "q"))),
+          b""), "returned a message: NO_ROUTE"),
+        (((60, 20), b"", DELIVERY), ((60, 40), b"\xff" * 100, b""), "destination: .*AMQP"),
+    ],
+)  # fmt: skip
+async def test_a_peer_that_misbehaves_ends_the_try_with_the_reason(
+    peers: Callable[..., Awaitable[Peer]],
+    source: tuple[tuple[int, int], bytes, bytes],
+    destination: tuple[tuple[int, int], bytes | None, bytes],
+    why: str,
+) -> None:
+    ends = [await peers(at, instead, more=more) for at, instead, more in (source, destination)]
+    value = {
+        "src-uri": f"amqp://127.0.0.1:{ends[0].port}", "src-queue": "a",
+        "dest-uri": f"amqp://127.0.0.1:{ends[1].port}", "dest-queue": "b", "reconnect-delay": 0,
+    }  # fmt: skip
+    order = Order(shovels.read("/", "s", value), 1)
+    runner = ShovelRunner(order, "c", list, lambda: None, confirm_s_max=0.5)
+    await asyncio.wait_for(runner.run(), 30)
+    assert runner.state.state == "terminated" and runner.state.moved == 0
+    assert re.search(why, runner.state.error), runner.state.error

@@ -1,0 +1,105 @@
+"""On-confirm loses nothing, whatever process of either broker is killed while messages move."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from itertools import count
+
+import pika.exceptions
+import pytest
+
+from tests.bridges.moving import connected, delete_shovel, fill, set_shovel, uri
+from tests.support.real_broker import PATIENCE_S, RealBroker, wait_until
+
+pytestmark = [pytest.mark.broker, pytest.mark.crash]
+
+MESSAGES = 4000
+PREFETCH = 50
+SOURCE, DESTINATION = 0, 1
+# The broker and the process that dies; "" for all processes of the broker, which is started again.
+VICTIMS = [
+    (SOURCE, "bridges"), (SOURCE, "controller"), (SOURCE, "shard"), (SOURCE, "front-door"),
+    (SOURCE, ""), (DESTINATION, "shard"), (DESTINATION, "front-door"), (DESTINATION, ""),
+]  # fmt: skip
+Brokers = tuple[RealBroker, RealBroker]
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    """Return the broker that has the shovel and the source, and the one of the destination."""
+    made = [RealBroker(tmp_path_factory.mktemp(name) / "data", shards=1) for name in ("from", "to")]
+    yield made[0], made[1]
+    for broker in made:
+        broker.stop()
+
+
+def waiting(broker: RealBroker, queue: str) -> int:
+    """Return how many messages are in a queue, 0 while the broker cannot tell."""
+    try:
+        with connected(broker) as connection:
+            declared = connection.channel().queue_declare(queue, durable=True)
+            return int(declared.method.message_count)
+    except (pika.exceptions.AMQPError, OSError):
+        return 0
+
+
+def arrived(broker: RealBroker, queue: str, wanted: set[bytes]) -> set[bytes]:
+    """Take messages out of a queue until all that are wanted came, or for PATIENCE_S."""
+    found: set[bytes] = set()
+    end = time.monotonic() + PATIENCE_S
+    while not wanted <= found and time.monotonic() < end:
+        try:
+            with connected(broker) as connection:
+                channel = connection.channel()
+                channel.queue_declare(queue, durable=True)
+                for method, _, body in channel.consume(queue, inactivity_timeout=1.0):
+                    if method is not None:
+                        found.add(body)
+                        channel.basic_ack(method.delivery_tag)
+                    if wanted <= found or time.monotonic() > end:
+                        break
+        except (pika.exceptions.AMQPError, OSError):
+            continue
+    return found
+
+
+def play_round(brokers: Brokers, victim: tuple[int, str], after: int, ack_mode: str) -> set[bytes]:
+    """Kill a process when about `after` messages have moved; return what never arrived."""
+    source, destination = brokers
+    name = f"round-{next(_numbers)}"
+    bodies = [b"%d" % number for number in range(MESSAGES)]
+    fill(source, name, bodies)
+    set_shovel(
+        source, name, src_queue=name, dest_uri=uri(destination), dest_queue=name,
+        src_prefetch_count=PREFETCH, ack_mode=ack_mode,
+    )  # fmt: skip
+    wait_until(lambda: waiting(destination, name) >= after, "messages move")
+    dies, kind = brokers[victim[0]], victim[1]
+    if kind:
+        dies.kill(kind)
+    else:
+        dies.kill_all()
+        dies.start()
+    missing = set(bodies) - arrived(destination, name, set(bodies))
+    wait_until(lambda: waiting(source, name) == 0, "the source is empty")
+    delete_shovel(source, name)
+    return missing
+
+
+@pytest.mark.row("J8")
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_no_message_is_lost(brokers: Brokers, victim: tuple[int, str]) -> None:
+    missing = play_round(brokers, victim, 200, "on-confirm")
+    assert not missing, f"{len(missing)} lost, such as {sorted(missing)[:5]}"
+
+
+@pytest.mark.torture
+def test_rounds_of_kills_lose_nothing(brokers: Brokers, pytestconfig: pytest.Config) -> None:
+    chance = random.Random(pytestconfig.option.seed)
+    for played in range(pytestconfig.option.rounds):
+        victim, after = chance.choice(VICTIMS), chance.randrange(1, MESSAGES // 2)
+        missing = play_round(brokers, victim, after, "on-confirm")
+        assert not missing, (played, pytestconfig.option.seed, victim, after, len(missing))
