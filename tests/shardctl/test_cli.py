@@ -429,6 +429,14 @@ POLICY = {"pattern": "^a", "definition": {"max-length": 3}, "priority": 2, "appl
                 ("DELETE", "/api/nodes/n/drain"),
             ),
             ("C1.19", ["resume_queue", "-p", "v", "q"], ("PUT", "/api/queues/v/q/resume")),
+            (
+                "H11",
+                ["delete_shovel", "-p", "v", "s/1"],
+                ("DELETE", "/api/shovels/vhost/v/s%2F1"),
+            ),
+            ("H11", ["restart_shovel", "s"], ("DELETE", "/api/shovels/vhost/%2F/s/restart")),
+            ("H11", ["pause_shovel", "s"], ("PUT", "/api/shovels/%2F/s/pause")),
+            ("H11", ["resume_shovel", "s"], ("PUT", "/api/shovels/%2F/s/resume")),
             ("H8", ["clear_policy", "-p", "v", "p"], ("DELETE", "/api/policies/v/p")),
             (
                 "H8",
