@@ -51,6 +51,7 @@ from shardmq.cluster.pairs import (
     Pair,
     Put,
 )
+from shardmq.cluster.records import BAD_JSON
 from shardmq.cluster.settings import EtcdSettings
 
 ATTEMPT_S: Final = 1.5  # for an endpoint to accept a connection, or to answer a question
@@ -208,7 +209,7 @@ def _error_in(raw: bytes, status: int) -> Exception:
     """Return the exception for an answer that is not the one that was expected."""
     try:
         error = msgspec.json.decode(raw, type=_Error)
-    except msgspec.DecodeError:
+    except BAD_JSON:
         error = _Error()
     if isinstance(error.error, _LineError):
         return _failure(error.error.grpc_code or error.error.code, error.error.message)
@@ -656,7 +657,7 @@ class Etcd:
             if streamed:
                 raw = bytes(msgspec.json.decode(raw, type=_Line).result)
             answer = msgspec.json.decode(raw, type=kind, strict=False)
-        except msgspec.DecodeError:
+        except BAD_JSON:
             raise _error_in(raw, status) from None
         if self._cluster_id not in (0, answer.header.cluster_id):
             raise _Failed("the endpoint belongs to another etcd than those before")

@@ -122,6 +122,9 @@ SERVERS: Final = {
     "other types": (answering(b'{"header":{"cluster_id":"x","revision":[]}}'), WRONG),
     "no base64": (answering(NO_BASE64), WRONG),
     "deep": (answering(b"[" * 50_000), WRONG),
+    "deep in a field": (answering(b'{"more":' + b"[" * 50_000), WRONG),
+    "Latin-1": (answering(b'{"header":{"cluster_id":"caf\xe9"}}'), WRONG),
+    "error in Latin-1": (answering(b'{"error":"caf\xe9","code":2}', "502 Bad Gateway"), WRONG),
     "error of another": (answering(b'{"error":"out of order"}', "502 Bad Gateway"), "out of order"),
     "refusal of another": (
         answering(b'{"error":"no route","message":"no route","code":5}', "404 Not Found"),
