@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import re
 import ssl
 import time
@@ -53,6 +54,8 @@ from shardmq.cluster.pairs import (
 )
 from shardmq.cluster.records import BAD_JSON
 from shardmq.cluster.settings import EtcdSettings
+
+log = logging.getLogger(__name__)
 
 ATTEMPT_S: Final = 1.5  # for an endpoint to accept a connection, or to answer a question
 CALL_S: Final = 5.0  # for a call at all endpoints
@@ -437,26 +440,29 @@ class Etcd:
         A dead endpoint, a lost leader or silence make the watch go on at another endpoint. Where
         the changes since the last ones cannot be had, because etcd has compacted them or its data
         was put back to an earlier state, the watch yields a Listing of all pairs instead. Without
-        `from_revision` it begins with a Listing. While etcd is away, the watch waits.
+        `from_revision` it begins with a Listing. While etcd is away, the watch waits; so it does
+        while etcd refuses what it has allowed before, such as after a change of the password.
 
         Iterate within `contextlib.aclosing`, so that the connection is closed at the end.
 
         Raises:
-            EtcdRefused: The password is wrong, or the user may not read the prefix.
+            EtcdRefused: The password is wrong, or the user may not read the prefix, from the start.
         """
         revision = from_revision
         backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
         failures = logins = 0
+        is_allowed, refusal = False, ""
         for at in itertools.count(self._at):
             try:
                 if revision is None:
                     listing = await self.range(prefix)
                     revision = listing.revision + 1
+                    is_allowed = True
                     yield listing
                 endpoint = self.endpoints[at % len(self.endpoints)]
                 async with aclosing(self._watched(endpoint, prefix, revision)) as answers:
                     async for answer in answers:
-                        logins = 0
+                        is_allowed, refusal, logins = True, "", 0
                         if answer.compact_revision or await self._is_older(
                             answer, prefix, revision
                         ):
@@ -472,7 +478,16 @@ class Etcd:
                 backoff.reset()
             except _TokenRefused as refused:
                 logins += 1
+                if is_allowed and logins > LOGINS_MAX:
+                    refusal = _said_once(prefix, str(refused), refusal)
+                    await asyncio.sleep(backoff.wait_s())
+                    logins = 0
                 self._forget_token(refused, logins)
+            except EtcdRefused as refused:
+                if not is_allowed:
+                    raise
+                refusal = _said_once(prefix, str(refused), refusal)
+                await asyncio.sleep(backoff.wait_s())
             except (EtcdAway, _Failed):
                 failures += 1
                 if failures % len(self.endpoints) == 0:
@@ -674,3 +689,9 @@ def client(settings: EtcdSettings) -> Etcd:
         password=settings.password,
         tls=Tls(settings.ca, settings.cert, settings.key),
     )
+
+
+def _said_once(prefix: str, refusal: str, said: str) -> str:
+    if refusal != said:
+        log.error("%s is not watched for now: %s", prefix, refusal)
+    return refusal

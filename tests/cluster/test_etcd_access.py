@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -12,6 +13,7 @@ from shardmq.cluster.etcd import Etcd, Tls
 from shardmq.cluster.pairs import Changes, EtcdAway, EtcdRefused, Listing, Put
 from tests.support.certificates import Authority
 from tests.support.etcd import RealEtcd
+from tests.support.real_broker import wait_until
 
 USER, PASSWORD, PREFIX = "shardmq", "pass word", "/shardmq/a/"
 
@@ -87,6 +89,35 @@ async def test_a_token_that_etcd_has_forgotten_is_fetched_anew(
                 assert await call() is not None
             pair = await etcd.get(PREFIX + "a")
             assert pair is not None and pair.value == b"1"
+
+
+async def test_a_watch_that_was_allowed_outlives_a_changed_password(
+    etcd_program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RealEtcd(tmp_path) as real:
+        real.enable_users(USER, PASSWORD, PREFIX)
+        async with (
+            Etcd(real.endpoints, user=USER, password=PASSWORD) as etcd,
+            aclosing(etcd.watch(PREFIX)) as watch,
+        ):
+            assert isinstance(await anext(watch), Listing)
+            real.change_password(USER, PASSWORD, "another")
+            real.only.kill()
+            real.only.start()
+            news = asyncio.ensure_future(anext(watch))
+            await asyncio.to_thread(
+                wait_until, lambda: "not watched for now" in caplog.text, "a refusal in the log"
+            )
+            assert not news.done()
+            real.change_password(USER, PASSWORD, PASSWORD)
+            async with Etcd(real.endpoints, user=USER, password=PASSWORD) as other:
+                await other.transact((), [Put(PREFIX + "a", b"1")])
+            async with asyncio.timeout(60):
+                found = await news
+            assert isinstance(found, Changes) and [each.key for each in found.changes] == [
+                PREFIX + "a"
+            ]
+        assert caplog.text.count("not watched for now") == 1
 
 
 # -- TLS -------------------------------------------------------------------------------------------

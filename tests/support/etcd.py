@@ -174,19 +174,26 @@ class RealEtcd:
         for member in self.members:
             member.kill()
 
-    def ask(self, path: str, **body: Any) -> dict[str, Any]:
+    def ask(self, path: str, token: str = "", **body: Any) -> dict[str, Any]:
         """POST a request of the JSON gateway to the first member; bytes become base64."""
         data = json.dumps(body, default=lambda value: b64encode(value).decode()).encode()
         context = None
         if self._tls:
             context = ssl.create_default_context(cafile=str(self._tls["ca"]))
         url = f"{self.members[0].endpoint}/v3/{path}"
-        with urllib.request.urlopen(url, data, timeout=10, context=context) as answer:
+        headers = {"Authorization": token} if token else {}
+        request = urllib.request.Request(url, data, headers)
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 
     def compact(self, revision: int) -> None:
         self.ask("kv/compaction", revision=revision, physical=True)
+
+    def change_password(self, user: str, old_of_root: str, new: str) -> None:
+        """Give a user another password, where there are users."""
+        token = self.ask("auth/authenticate", name="root", password=old_of_root)["token"]
+        self.ask("auth/user/changepw", token, name=user, password=new)
 
     def enable_users(self, user: str, password: str, prefix: str) -> None:
         """Let in a user, who may read and write below a prefix, and nobody without a password."""
