@@ -155,6 +155,7 @@ class LeaderOfCopies:
         self._is_woken = True
         self._step()
         ticking = asyncio.create_task(self._tick())
+        ticking.add_done_callback(self._worked)
         try:
             return await self._ended
         finally:
@@ -291,7 +292,16 @@ class LeaderOfCopies:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        """End the lead with a task that failed: the rules would wait for its outcome for ever."""
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._confirmations.depose(f"a task has failed: {error}")
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
 
     async def _propose(self, effect: rules.Propose) -> None:
         outcome = await self._store.swap(effect.record, effect.revision)

@@ -74,7 +74,7 @@ class CopiesNode:
         self.leader: LeaderOfCopies | None = None
         self.log_bytes_max = 64 << 20
         self.why = ""
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     @property
     def held(self) -> HeldFile:
@@ -82,13 +82,13 @@ class CopiesNode:
 
     def start(self) -> None:
         self.life += 1
-        self._task = asyncio.create_task(self._run())
+        self.task = asyncio.create_task(self._run())
 
     async def kill(self) -> None:
         """End the process without a word; what it has written stays."""
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
         self.follower = self.leader = None
 
     async def _run(self) -> None:
@@ -199,7 +199,7 @@ class CopiesWorld:
 
     async def close(self) -> None:
         for node in self.nodes.values():
-            if node._task is not None:
+            if node.task is not None:
                 with contextlib.suppress(Exception):
                     await node.kill()
         for task in list(self._tasks):

@@ -14,7 +14,7 @@ from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, QueuePut, UserPut, VhostPut
 from shardmq.cluster.leading import LeaderOfCopies
 from shardmq.cluster.replicated_files import Deposed
-from shardmq.cluster.rules import Settings
+from shardmq.cluster.rules import Record, Settings
 from shardmq.shardd.store.files import OsFiles
 from tests.cluster.copies_world import SETTINGS, CopiesNode, CopiesWorld
 from tests.definitions.test_log import write
@@ -302,3 +302,21 @@ async def test_a_sync_in_the_thread_of_the_copies_is_refused(
     (a,) = await begun(world, tmp_path, "a")
     with pytest.raises(RuntimeError, match="wait for itself"):
         Definitions(Path(a.root), "boot", (await world.leader()).replicated).load()
+
+
+async def test_a_leader_ends_when_the_work_that_its_rules_wait_for_fails(
+    world: CopiesWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing is proposed any more, and the next follower that dies stops all confirms."""
+    a, b = await begun(world, tmp_path)
+
+    async def fails(record: Record, revision: int) -> int:
+        raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(world.store, "swap", fails)
+    await b.kill()
+    world.cut_all()
+    assert a.task is not None
+    with pytest.raises(RuntimeError, match="nobody foresaw"):
+        async with asyncio.timeout(20):
+            await a.task
