@@ -97,6 +97,14 @@ async def test_a_door_that_others_were_not_to_wait_for_begins_anew(
         assert {door.number for door in doors.doors()} == {DOOR, OTHER}
 
 
+async def test_without_a_cluster_a_door_that_comes_late_goes_on() -> None:
+    doors, handler = made(0, 1)
+    come(doors, hello(0, boot="boot"))
+    doors._expect_no_more()
+    assert not come(doors, hello(1, boot="boot")).is_over
+    assert handler.gone == []
+
+
 async def test_a_door_that_comes_in_time_goes_on() -> None:
     doors, handler = made(DOOR, OTHER)
     for door in (DOOR, OTHER):
