@@ -89,16 +89,18 @@ async def test_a_key_that_cannot_be_read_hides_none_behind_it_from_a_controller(
 
 def test_a_key_that_cannot_be_read_hides_none_behind_it_from_who_takes_copies() -> None:
     seats = Seats(KEYS, 1, 2)
-    claim, led = pair(KEYS.shard(0), encoded(Copies(1, 0, [0], [0]))), pair(KEYS.copies_of(0), b"")
-    seats.take(listing(led, claim, pair(f"{KEYS.shards}0a", b"{}")))
-    assert [shard for shard, _, _ in seats.wanted()] == [0]
+    claim = pair(KEYS.shard(0), encoded(Copies(1, 0, [0], [0])))
+    seats.take(listing(record("n0"), claim, pair(f"{KEYS.shards}0a", b"{}")))
+    assert [wanted.shard for wanted in seats.wanted()] == [0]
 
 
 @pytest.fixture
 def seat() -> Iterator[Seat]:
     etcd = EtcdSettings(endpoints=["http://127.0.0.1:1"])
     keys = keys_of("a secret of many words", "tea")
-    copies = CopiesConfig(cluster="tea", node="n0", fd=-1, founds=True, keys=keys, etcd=etcd)
+    copies = CopiesConfig(
+        cluster="tea", node="n0", fd=-1, founds=True, keys=keys, etcd=etcd, replicas=3
+    )
     made = Seat(ShardConfig("/nowhere", "/nowhere", 0), copies)
     yield made
     os.close(made.fd)
