@@ -22,7 +22,7 @@ pytestmark = pytest.mark.broker
 
 SILENT = 2000  # connections that say nothing
 SPEAKING = 1500  # connections that begin to say something
-LATE = 500  # connections that the loop of the shard has not heard of yet
+LATE = 1000  # connections that the loop of the shard has not heard of yet
 MORE_DESCRIPTORS = 20
 MORE_BYTES = 64 << 20
 

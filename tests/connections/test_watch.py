@@ -109,6 +109,9 @@ async def test_a_pass_that_is_broken_is_caught(broken: type[Pass]) -> None:
 # -- one door --------------------------------------------------------------------------------------
 
 
+TRIES = 10
+
+
 @pytest.fixture
 def door() -> Iterator[Wired]:
     made = Wired(short=True)
@@ -231,9 +234,8 @@ class Looks:
         self.said.append((bool(behind), found))
 
 
-async def test_what_comes_while_the_watch_looks_again_is_done_before_the_loop_sleeps(
-    door: Wired,
-) -> None:
+def looks_again(door: Wired) -> bool:
+    """Have things come during looks, and check them; return False if there was no time to look."""
     at = enter(door)
     for _ in range(2):
         assert is_watched(door, at)
@@ -252,7 +254,10 @@ async def test_what_comes_while_the_watch_looks_again_is_done_before_the_loop_sl
     door.clients[at].far.send(said)
     before = link.batch
     watch.ready()
-    assert looks.said == [(True, True), (False, True), (True, False)]
+    wanted = [(True, True), (False, True), (True, False)]
+    if looks.said == wanted[: len(looks.said)] and looks.said != wanted:
+        return False
+    assert looks.said == wanted
     door.clients[at].collect()
     assert door.clients[at].taken.endswith(method(1, commands.Basic.Ack(3)))
     assert link.batch == before + 2 and not door.loop.looks
@@ -260,6 +265,19 @@ async def test_what_comes_while_the_watch_looks_again_is_done_before_the_loop_sl
     looks.is_on = False
     door.run()
     assert door.clients[at].taken.endswith(method(1, commands.Basic.Ack(4))), "the bell rings again"
+    return True
+
+
+async def test_what_comes_while_the_watch_looks_again_is_done_before_the_loop_sleeps() -> None:
+    """Looks end after a millisecond, in which a busy machine may do something else."""
+    for _ in range(TRIES):
+        door = Wired(short=True)
+        try:
+            if looks_again(door):
+                return
+        finally:
+            door.close()
+    raise AssertionError(f"{TRIES} times the watch has not looked as often as it has to")
 
 
 async def test_a_watch_that_looks_again_and_again_lets_the_loop_have_its_turn(door: Wired) -> None:

@@ -99,6 +99,7 @@ def filled(broker: RealBroker) -> Any:
     ask(broker, "POST", f"bindings/%2F/e/amq.topic/q/{PATH}", {"routing_key": LONG})
     parameters = pika.URLParameters(broker.url)
     parameters.client_properties = {"connection_name": LONG, LONG: LONG}
+    parameters.heartbeat = 0  # nobody sends any while the tests look at the page
     connection = pika.BlockingConnection(parameters)
     channel = connection.channel()
     channel.confirm_delivery()
