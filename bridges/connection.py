@@ -76,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_own = False  # the peer is a broker like this one
         self.blocked = ""  # the reason for which the peer takes no publishes
         self.batches: Batches | None = None
+        self.keeps_deliveries = False  # `batches` takes those that come before it is asked
         self.on_method: Callable[[base.Frame], None] = lambda method: None
         self.on_failed: Callable[[LinkFailed], None] = lambda error: None
         self.on_room: Callable[[bool], None] = lambda is_full: None
@@ -260,7 +261,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _is_left(self, kind: int, data: bytes, at: int) -> bool:
         """Return whether a whole frame is one that `batches` will take later."""
-        return kind == METHOD_FRAME and data.startswith(_DELIVER, at + _HEAD.size)
+        is_delivery = kind == METHOD_FRAME and data.startswith(_DELIVER, at + _HEAD.size)
+        return is_delivery and self.keeps_deliveries
 
     def _receive(self, kind: int, channel: int, payload: bytes) -> None:
         if kind == HEARTBEAT_FRAME:

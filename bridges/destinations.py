@@ -24,7 +24,8 @@ from shardmq.broker.model.amqp_uri import without_credentials
 from shardmq.broker.model.shovels import Shovel
 
 BODY_BYTES_MAX: Final = 128 << 20  # of a message for an HTTP server
-WAITING_BYTES_MAX: Final = 4 << 20  # of bodies that wait for their turn
+WAITING_BYTES_MAX: Final = 4 << 20  # of messages that wait for their turn
+MESSAGE_BYTES: Final = 1024  # what such a message takes besides its body, about
 ANSWER_S_MAX: Final = 30.0
 HEADERS_MAX: Final = 64
 HEADER_CHARS_MAX: Final = 2048
@@ -173,7 +174,7 @@ class HttpDestination:
                 self._body += payload
             if len(self._body) == self._body_bytes:
                 self._waiting.append(_Message(self._number, self._headers, bytes(self._body)))
-                self._waiting_bytes += len(self._body)
+                self._waiting_bytes += len(self._body) + MESSAGE_BYTES
                 self._body = bytearray()
                 self._came.set()
         self._say_room()
@@ -197,7 +198,7 @@ class HttpDestination:
                         await self._came.wait()
                     message = self._waiting.popleft()
                     await self._post(session, message)
-                    self._waiting_bytes -= len(message.body)
+                    self._waiting_bytes -= len(message.body) + MESSAGE_BYTES
                     self.settled = message.number
                     self._say_room()
                     self.on_settled()

@@ -42,6 +42,7 @@ from shardmq.broker.model import amqp_uri
 from shardmq.broker.model.shovels import WHOLE_QUEUE, Shovel
 from shardmq.broker.shared.bridging import RUNNING, STARTING, TERMINATED, Order, ShovelState
 
+DELAY_S_MIN: Final = 0.1  # before the next try, if there is one
 DELAY_S_MAX: Final = 60.0  # between two tries, if the shovel's own delay is not longer
 # The destination confirms nothing for so long, although messages wait for confirms.
 CONFIRM_S_MAX: Final = 60.0
@@ -103,6 +104,9 @@ class ShovelRunner:
                 error = f"internal error: {type(failed).__name__}"
             if self.state.moved > moved or time.monotonic() - began > STEADY_S:
                 self.state.failures = 0
+            if self.state.moved == moved:
+                self._at["src"] += 1  # these URIs were of no use: others come first
+                self._at["dest"] += not self._shovel.is_http  # which has gone on already
             self.state.failures += 1
             delay = self._delay_s()
             log.warning(
@@ -126,6 +130,7 @@ class ShovelRunner:
 
     def _delay_s(self) -> float:
         first = self._shovel.reconnect_delay_s
+        first = first and max(first, DELAY_S_MIN)
         if self._is_own_loop():
             return 0.0
         return min(first * 2.0 ** min(self.state.failures - 1, 20), max(first, DELAY_S_MAX))
@@ -292,6 +297,7 @@ class _Try:
         self._relay = relay
         destination.on_settled = self._settle
         destination.on_room = self._set_full
+        source.keeps_deliveries = True
         source.batches = self._take
         if self._acks and shovel.prefetch:
             prefetch = shovel.prefetch if left is None else min(shovel.prefetch, left)

@@ -24,7 +24,7 @@ MECHANISMS: Final = ("plain", "amqplain", "external")
 VERIFY: Final = {"verify_peer": True, "verify_none": False}
 FILES: Final = ("cacertfile", "certfile", "keyfile")
 # What a secret is replaced by in texts that people see.
-_CREDENTIALS: Final = re.compile(r"(?<=://)[^/@?#]*@")
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^/]*@")
 
 
 class BadUri(Exception):
@@ -95,7 +95,7 @@ def parse(text: str) -> AmqpUri:
 
 def without_credentials(text: str) -> str:
     """Return a URI as people may see it: no user, no password, no query."""
-    return _CREDENTIALS.sub("", text.partition("?")[0])
+    return re.split("[?#]", _CREDENTIALS.sub("", text), maxsplit=1)[0]
 
 
 def _split(text: str) -> SplitResult:

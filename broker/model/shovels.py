@@ -57,6 +57,10 @@ def _text(name: str, value: Any) -> str:
     return ""
 
 
+def _name(name: str, value: Any) -> str:
+    return _text(name, value) or ("" if value else f"{name} should not be empty")
+
+
 def _flag(name: str, value: Any) -> str:
     is_flag = isinstance(value, bool)
     return "" if is_flag else f"{name} should be boolean, actually was {term(value)}"
@@ -164,9 +168,9 @@ def is_http(uri: Any) -> bool:
 
 _SOURCE: Final = {
     "src-uri": Key(_uris, is_needed=True),
-    "src-exchange": Key(_text),
+    "src-exchange": Key(_name),
     "src-exchange-key": Key(_text),
-    "src-queue": Key(_text),
+    "src-queue": Key(_name),
     "src-queue-args": Key(_table),
     "src-consumer-args": Key(_table),
     "src-prefetch-count": Key(_prefetch, "prefetch-count"),
@@ -177,7 +181,7 @@ _DESTINATION: Final = {
     "dest-uri": Key(_dest_uris, is_needed=True),
     "dest-exchange": Key(_text),
     "dest-exchange-key": Key(_text),
-    "dest-queue": Key(_text),
+    "dest-queue": Key(_name),
     "dest-queue-args": Key(_table),
     "dest-address": Key(_text),
     "dest-add-forward-headers": Key(_flag, "add-forward-headers"),

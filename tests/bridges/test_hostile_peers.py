@@ -153,6 +153,7 @@ async def test_a_handshake_that_fails_says_why(
          ((60, 40), frame(1, 1, encode_method(commands.Basic.Return(312, "NO_ROUTE", "", "q"))),
           b""), "returned a message: NO_ROUTE"),
         (((60, 20), b"", DELIVERY), ((60, 40), b"\xff" * 100, b""), "destination: .*AMQP"),
+        (((60, 20), b"", DELIVERY), ((60, 40), DELIVERY, b""), "destination: .*without a method"),
     ],
 )  # fmt: skip
 async def test_a_peer_that_misbehaves_ends_the_try_with_the_reason(

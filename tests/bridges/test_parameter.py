@@ -118,3 +118,18 @@ def test_what_is_no_uri_of_a_broker_is_refused(text: str) -> None:
 def test_credentials_are_not_shown() -> None:
     shown = amqp_uri.without_credentials("amqps://u:p@h:1/v?keyfile=/k")
     assert shown == "amqps://h:1/v"
+
+
+@pytest.mark.parametrize("text", ["amqp://u:p@ss@h", "amqp://u:pa?ss@h", "amqp://u:pa#ss@h"])
+def test_signs_of_a_uri_in_a_password_do_not_show_a_part_of_it(text: str) -> None:
+    assert amqp_uri.without_credentials(text) == "amqp://h"
+
+
+@pytest.mark.parametrize("key", ["src-queue", "src-exchange", "dest-queue"])
+def test_an_empty_name_is_refused(key: str) -> None:
+    """The default exchange would lose messages for a queue without a name, and confirm them."""
+    value = {"src-uri": "amqp://", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b"}
+    if key == "src-exchange":
+        del value["src-queue"]
+    value[key] = ""
+    assert any(f"{key} should not be empty" in fault for fault in shovels.faults("s", value))
