@@ -355,7 +355,10 @@ class Seats:
             lost = self._lost(claim, record, now)
             if self._node not in self._next(shard, claim, len(lost)):
                 continue
-            stay = [node for node in claim.members if node == claim.leader or node not in lost]
+            # A claim never gets shorter: half of its members must have all before a confirm.
+            spare = max(0, len(claim.members) + 1 - self._replicas)
+            gone = sorted(node for node in claim.members if node in lost - {claim.leader})[:spare]
+            stay = [node for node in claim.members if node not in gone]
             wanted = Wanted(shard, claim, revision, [*stay, self._node])
             if lost:
                 replacing[shard] = wanted

@@ -328,9 +328,10 @@ class Seat:
                 self._records[shard] = record_of(news)
         elif news.key.startswith(self._keys.shards):
             shard = number_in(news.key)
-            self._claims.pop(shard, None)
-            if isinstance(news, Pair):
+            if isinstance(news, Pair):  # one that cannot be read leaves the one before
                 self._claims[shard] = decoded(news.key, news.value, Copies)
+            else:
+                self._claims.pop(shard, None)
         elif news.key.startswith(self._keys.nodes):
             number = number_in(news.key)
             self._nodes.pop(number, None)

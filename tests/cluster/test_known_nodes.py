@@ -127,3 +127,9 @@ def test_without_a_claim_a_shard_has_as_many_copies_as_are_in_sync(
     assert seat._copies_count() == 3
     seat._take_all(Changes((pair(KEYS.shard(0), encoded(CLAIM)), record("n0")), 6))
     assert seat._copies_count() == 3
+
+
+def test_a_claim_that_cannot_be_read_any_more_counts_as_before(seat: Seat) -> None:
+    seat._take_all(listing(record("n0"), pair(KEYS.shard(0), encoded(CLAIM))))
+    seat._take_all(Changes((pair(KEYS.shard(0), b"{"),), 6))
+    assert seat._copies_count() == 3

@@ -214,6 +214,20 @@ class Cluster:
             self.at_once_max = max(self.at_once_max, *map(len, self.behind().values()))
 
 
+def test_a_claim_gets_no_shorter_when_two_nodes_are_lost() -> None:
+    """With fewer members, fewer of them would be enough for a confirm."""
+    lost = Cluster(replicas=3, nodes=4)
+    lost.claims, lost.records = {0: claim_of(0, 1, 2)}, {0: {0}}
+    lost.alive = {0, 3}
+    lost.run(AFTER_S + 60)
+    assert sorted(lost.claims[0].members) == [0, 2, 3]
+    lost = Cluster(replicas=3, nodes=5)
+    lost.claims, lost.records = {0: claim_of(0, 1, 2)}, {0: {0}}
+    lost.alive = {0, 3, 4}
+    lost.run(AFTER_S + 60)
+    assert sorted(lost.claims[0].members) == [0, 3, 4]
+
+
 def test_a_node_that_is_lost_is_replaced_where_its_copy_is_not_needed() -> None:
     lost = Cluster(replicas=2, nodes=4)
     lost.claims = {shard: claim_of(0, 1) for shard in range(6)}
