@@ -24,7 +24,6 @@ from pamqp import base, commands
 from shardmq.bridges.errors import ChannelClosed, LinkFailed
 from shardmq.bridges.relay import Fault
 from shardmq.bridges.tls import context_of
-from shardmq.broker.amqp import properties as content
 from shardmq.broker.amqp.errors import ConnectionException
 from shardmq.broker.amqp.methods import decode_method, encode_method, encode_table
 from shardmq.broker.amqp.spec import (
@@ -410,24 +409,3 @@ def _frame(channel: int, method: base.Frame) -> bytes:
 
 def _said(code: Any, text: Any) -> str:
     return f"{code} {text}"[:TEXT_CHARS_MAX]
-
-
-def encode_properties(given: dict[str, Any]) -> bytes:
-    """Return flags and values of properties; a value has the type that AMQP asks for."""
-    flags, parts = 0, []
-    for bit, (name, kind) in zip(range(15, 1, -1), content.PROPERTIES, strict=True):
-        value = given.get(name)
-        if value is None:
-            continue
-        flags |= 1 << bit
-        match kind:
-            case "s":
-                data = value.encode()
-                parts.append(bytes((len(data),)) + data)
-            case "F":
-                parts.append(encode_table(value))
-            case "B":
-                parts.append(bytes((value,)))
-            case _:
-                parts.append(struct.pack(">Q", value))
-    return struct.pack(">H", flags) + b"".join(parts)

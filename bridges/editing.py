@@ -1,4 +1,4 @@
-"""What a shovel changes in the properties of messages before it publishes them.
+"""A shovel changes properties of messages before it publishes them.
 
 A shovel may set properties, say in the header `x-shovelled` where a message came from, and in
 `x-shovelled-timestamp` when. The two headers by which a broker like this one recognises a repeated
@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from shardmq.bridges.connection import encode_properties
 from shardmq.broker.amqp import properties
-from shardmq.broker.amqp.properties import PROPERTIES
+from shardmq.broker.amqp.properties import PROPERTIES, encode_properties
 from shardmq.broker.model.amqp_uri import without_credentials
 from shardmq.broker.model.shovels import Shovel
 

@@ -230,3 +230,24 @@ def _fields(props: bytes) -> list[tuple[str, str, int, int]]:
     except ValueError:
         raise ConnectionException(SYNTAX_ERROR, "broken content properties", 60, 40) from None
     return [(*PROPERTIES[15 - bit], start, end) for bit, start, end in found]
+
+
+def encode_properties(given: dict[str, Any]) -> bytes:
+    """Return flags and values; a value has the type that `PROPERTIES` asks for."""
+    flags, parts = 0, []
+    for bit, (name, kind) in zip(range(15, 1, -1), PROPERTIES, strict=True):
+        value = given.get(name)
+        if value is None:
+            continue
+        flags |= 1 << bit
+        match kind:
+            case "s":
+                data = value.encode()
+                parts.append(bytes((len(data),)) + data)
+            case "F":
+                parts.append(encode_table(value))
+            case "B":
+                parts.append(bytes((value,)))
+            case _:
+                parts.append(struct.pack(">Q", value))
+    return struct.pack(">H", flags) + b"".join(parts)

@@ -241,7 +241,7 @@ def faults(name: str, value: Any) -> Iterator[str]:
 
 
 class Shovel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shovel does.
+    """A shovel, as its parameter describes it.
 
     src_queue: "" if the source is an exchange.
     dest_exchange, dest_key: None leaves those of each message.

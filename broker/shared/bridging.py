@@ -1,4 +1,4 @@
-"""What the controller and the process of bridges say to each other.
+"""Messages between the controller and the process of bridges.
 
 The controller connects to the socket `SOCKET_NAME` in the runtime directory, which starts the
 process, and sends one `Run` after each change: all that is to run, and nothing else. The process

@@ -1,4 +1,4 @@
-"""What the tests of shovels share: parameters, queues that are filled and emptied, states."""
+"""Helpers of the tests of shovels: parameters, queues that are filled and emptied, states."""
 
 from __future__ import annotations
 

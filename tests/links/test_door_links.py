@@ -83,7 +83,7 @@ def come(made: DoorLinks, message: DoorHello) -> Wire:
 async def test_a_door_that_others_were_not_to_wait_for_begins_anew(
     boot: str, outlived: bool
 ) -> None:
-    """It routes by the catalog of before. A process that has just begun has none."""
+    """A late door routes by an old catalog. A process that has just begun has none."""
     doors, handler = made(DOOR, OTHER)
     come(doors, hello(DOOR, boot="boot"))
     doors._expect_no_more()

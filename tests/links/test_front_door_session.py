@@ -11,7 +11,7 @@ import pytest
 from pamqp import base, body, commands, frame, header
 
 from shardmq.broker.amqp.methods import decode_method
-from shardmq.broker.amqp.properties import read
+from shardmq.broker.amqp.properties import encode_properties, read
 from shardmq.broker.controller.peers.front_door import (
     GOT_BYTES_MAX,
     KEPT_BACK,
@@ -20,7 +20,6 @@ from shardmq.broker.controller.peers.front_door import (
     Rejected,
     Session,
     Unavailable,
-    encode_properties,
 )
 from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Client

@@ -11,7 +11,6 @@ A session is an asyncio driver of `supervisor/amqp_client.py`.
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 from shardmq.broker.amqp import properties
 from shardmq.broker.amqp.methods import encode_table
-from shardmq.broker.amqp.properties import PROPERTIES, Properties
+from shardmq.broker.amqp.properties import Properties, encode_properties
 from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Broken, Client, Closed, Confirmed, Event, Message
 
@@ -340,24 +339,3 @@ class Session:
 def _got(message: Message, remaining: int, read: Properties) -> FetchedMessage:
     names = (message.exchange, message.routing_key, message.redelivered)
     return FetchedMessage(*names, remaining, read, message.body)
-
-
-def encode_properties(given: dict[str, Any]) -> bytes:
-    """Return flags and values; a value has the type that `PROPERTIES` asks for."""
-    flags, parts = 0, []
-    for bit, (name, kind) in zip(range(15, 1, -1), PROPERTIES, strict=True):
-        value = given.get(name)
-        if value is None:
-            continue
-        flags |= 1 << bit
-        match kind:
-            case "s":
-                data = value.encode()
-                parts.append(bytes((len(data),)) + data)
-            case "F":
-                parts.append(encode_table(value))
-            case "B":
-                parts.append(bytes((value,)))
-            case _:
-                parts.append(struct.pack(">Q", value))
-    return struct.pack(">H", flags) + b"".join(parts)
