@@ -31,8 +31,9 @@ WITHOUT_CONFIRMS_S_MAX = 2 + 5 + 15
 CONFIRMS_MORE = 200
 OBJECTS = 12  # of each kind, so that one lies on each shard, almost for sure
 DELAY_MS = 20_000
-# A hand-over takes 0.2 s on a machine that is not crowded. After 2 s, publishes are nacked.
-HAND_OVER_S_MAX = 2.0
+# A hand-over takes 0.2 s on a machine that is not crowded. After 2 s, publishes are nacked, and the
+# rest of this is for the publisher to wake up.
+HAND_OVER_S_MAX = 5.0
 # Positions in streams are synced each second, and nobody waits for that.
 POSITIONS_LAST_S = 3.0
 # Python runs a module of this name at each start, if it finds one.
@@ -96,6 +97,15 @@ class Pump(threading.Thread):
         self._ends.set()
         self.join(60)
         assert not self.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def no_pump_is_left() -> Iterator[None]:
+    """End the publishers of a test that failed: they would try to connect for ever."""
+    yield
+    for thread in threading.enumerate():
+        if isinstance(thread, Pump):
+            thread.end()
 
 
 def _confirming(node: RealBroker) -> BlockingChannel:

@@ -16,7 +16,7 @@ from tests.support.relay import Relay
 
 pytestmark = [pytest.mark.broker, pytest.mark.crash]
 
-ROUNDS = 20
+ROUNDS = 10
 CANARY_ROUNDS = 6
 CANARY_QUIET_S = 10.0  # what is missing there never comes
 

@@ -20,9 +20,9 @@ from tests.support.real_broker import RealBroker
 pytestmark = pytest.mark.crash
 broker = killable_broker
 
-MESSAGES = 3000
+MESSAGES = 1500
 WINDOW = 200
-KILLS = 4
+KILLS = 3
 
 
 class Producer:

@@ -197,10 +197,10 @@ def test_no_pattern_takes_long_for_a_name() -> None:
         with contextlib.suppress(patterns.BadPattern):
             pattern = patterns.compiled_by_re2(text, REGEX_MEM_BYTES_MAX)
             compiled += 1
-            begun = time.process_time()
+            begun = time.thread_time()
             for name in names:
                 pattern.search(name)
-            assert (time.process_time() - begun) / len(names) < 0.001, text  # less than 0.0001
+            assert (time.thread_time() - begun) / len(names) < 0.001, text  # less than 0.0001
     assert compiled > 10
 
 

@@ -68,6 +68,17 @@ class Load:
         for thread in (*self._publishers, *(self._consumers if consuming else ())):
             thread.start()
 
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all threads, also of a test that failed: they would try to connect for ever."""
+        self._publishing.clear()
+        self._consuming.clear()
+        for thread in (*self._publishers, *self._consumers):
+            if thread.ident is not None:
+                thread.join(QUIET_S)
+
     def _guard(self, work: object, key: str) -> None:
         try:
             work(key)  # type: ignore[operator]
@@ -153,25 +164,25 @@ class Load:
 def test_nothing_confirmed_is_lost_when_a_process_is_killed(
     broker: RealBroker, name: str, kind: str, consuming: bool
 ) -> None:
-    load = Load(broker, name, consuming=consuming)
-    for index in range(2):
+    with Load(broker, name, consuming=consuming) as load:
+        for index in range(2):
+            time.sleep(LOAD_S)
+            broker.kill(kind, 0 if kind == "controller" else index)
         time.sleep(LOAD_S)
-        broker.kill(kind, 0 if kind == "controller" else index)
-    time.sleep(LOAD_S)
-    load.finish()
+        load.finish()
 
 
 @pytest.mark.broker
 def test_a_broker_that_confirms_before_it_stores_is_caught(tmp_path: Path) -> None:
     hasty = RealBroker(tmp_path / "data", command=("tests.support.hasty_broker",))
     try:
-        load = Load(hasty, "hasty", consuming=False, still_s=3.0)
-        time.sleep(LOAD_S)
-        for shard in range(2):
-            hasty.kill("shard", shard)
-        with pytest.raises(AssertionError, match="confirmed messages were never delivered"):
-            load.finish()
-        hasty.stop()
+        with Load(hasty, "hasty", consuming=False, still_s=3.0) as load:
+            time.sleep(LOAD_S)
+            for shard in range(2):
+                hasty.kill("shard", shard)
+            with pytest.raises(AssertionError, match="confirmed messages were never delivered"):
+                load.finish()
+            hasty.stop()
     finally:
         hasty.clean_up()
 
@@ -179,24 +190,24 @@ def test_a_broker_that_confirms_before_it_stores_is_caught(tmp_path: Path) -> No
 def test_nothing_confirmed_is_lost_when_everything_is_killed_at_once(
     broker: RealBroker, name: str
 ) -> None:
-    load = Load(broker, name)
-    for _ in range(2):
+    with Load(broker, name) as load:
+        for _ in range(2):
+            time.sleep(LOAD_S)
+            broker.kill_all()
+            broker.restart()
         time.sleep(LOAD_S)
-        broker.kill_all()
-        broker.restart()
-    time.sleep(LOAD_S)
-    load.finish()
+        load.finish()
 
 
 def test_a_clean_stop_under_load_loses_nothing_and_exits_with_0(
     broker: RealBroker, name: str
 ) -> None:
-    load = Load(broker, name)
-    time.sleep(LOAD_S)
-    broker.stop()
-    broker.restart()
-    time.sleep(LOAD_S)
-    load.finish()
+    with Load(broker, name) as load:
+        time.sleep(LOAD_S)
+        broker.stop()
+        broker.restart()
+        time.sleep(LOAD_S)
+        load.finish()
 
 
 def test_messages_flow_while_the_controller_is_away(broker: RealBroker, name: str) -> None:
@@ -204,9 +215,9 @@ def test_messages_flow_while_the_controller_is_away(broker: RealBroker, name: st
 
     Publishers get confirms in between.
     """
-    load = Load(broker, name)
-    for _ in range(3):
-        before = len(load.history.confirmed)
-        broker.kill("controller")
-        wait_until(lambda before=before: len(load.history.confirmed) > before, "confirms")  # type: ignore[misc]
-    load.finish()
+    with Load(broker, name) as load:
+        for _ in range(3):
+            before = len(load.history.confirmed)
+            broker.kill("controller")
+            wait_until(lambda before=before: len(load.history.confirmed) > before, "confirms")  # type: ignore[misc]
+        load.finish()

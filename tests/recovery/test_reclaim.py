@@ -76,7 +76,9 @@ def fill(broker: RealBroker) -> list[bytes]:
     return bodies
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize(
+    "restarted", [False, pytest.param(True, marks=pytest.mark.torture)], ids=["on", "restarted"]
+)
 def test_one_unacked_message_in_each_of_a_hundred_segments_ends_in_one(
     broker: RealBroker, restarted: bool
 ) -> None:

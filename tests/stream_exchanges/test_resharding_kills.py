@@ -90,8 +90,14 @@ class Sharded:
 @pytest.mark.row("E1.12", "E1.13", "E2.13", "E2.14")
 @pytest.mark.parametrize(
     ("kind", "victim"),
-    [("x-consistent-hash", victim) for victim in ("nobody", "shard", "front-door", "controller")]
-    + [("x-modulus-hash", victim) for victim in ("nobody", "shard")],
+    [
+        pytest.param("x-consistent-hash", "nobody", marks=pytest.mark.torture),
+        ("x-consistent-hash", "shard"),
+        ("x-consistent-hash", "front-door"),
+        ("x-consistent-hash", "controller"),
+        ("x-modulus-hash", "nobody"),
+        pytest.param("x-modulus-hash", "shard", marks=pytest.mark.torture),
+    ],
 )
 async def test_keys_stay_in_order_from_2_to_5_to_3_shards(
     broker: RealBroker,

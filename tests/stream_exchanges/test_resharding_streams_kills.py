@@ -123,10 +123,13 @@ async def all_is_read(read: Read, ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("kind", "victim"),
     [
-        ("x-consistent-hash", victim)
-        for victim in ("nobody", "shard", "front-door", "controller", "everything")
-    ]
-    + [("x-modulus-hash", "shard")],
+        pytest.param("x-consistent-hash", "nobody", marks=pytest.mark.torture),
+        ("x-consistent-hash", "shard"),
+        pytest.param("x-consistent-hash", "front-door", marks=pytest.mark.torture),
+        ("x-consistent-hash", "controller"),
+        ("x-consistent-hash", "everything"),
+        pytest.param("x-modulus-hash", "shard", marks=pytest.mark.torture),
+    ],
 )
 async def test_streams_are_read_in_order_from_2_to_4_to_3_shards(
     broker: RealBroker,
