@@ -21,6 +21,7 @@ from shardmq.broker.controller.stored.definitions import DEAD_RECORDS_MAX, Defin
 from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
+    CHOSEN,
     PASSING,
     AnyChange,
     BindingPut,
@@ -225,6 +226,19 @@ def test_a_queue_id_is_never_given_twice(tmp_path: Path) -> None:
         again, _ = opened(tmp_path, boot)
         again.close()
     assert again.new_queue_id() == 2
+
+
+@pytest.mark.parametrize("boot", ["boot", "another"])
+def test_neither_id_of_a_queue_that_moves_is_given_to_another(tmp_path: Path, boot: str) -> None:
+    """The new life of a queue has an id before the queue itself has it (CHOSEN)."""
+    definitions, catalog = opened(tmp_path)
+    old, new = definitions.new_queue_id(), definitions.new_queue_id()
+    moving = QueuePut("/", "q", old, 0, moving=Moving(new, 1, CHOSEN))
+    write(definitions, catalog, [VhostPut("/"), QueuePut("/", "q", old, 0), moving])
+    definitions.close()
+    again, _ = opened(tmp_path, boot)
+    again.close()
+    assert again.new_queue_id() not in (old, new)
 
 
 def test_a_vhost_made_anew_is_empty_after_a_restart(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardmq.broker.controller.moving import mover
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import Moving, QueuePut
 from tests.support.moving_world import PromiseBroken, play
 
@@ -49,6 +51,24 @@ def test_the_histories_find_a_move_that_is_wrong(kind: type[mover._Move]) -> Non
     for seed in range(200):
         try:
             play(seed, kind, kills=0.0)
+        except PromiseBroken:
+            return
+    raise AssertionError("not found")
+
+
+class GivesIdsTwice(Definitions):
+    """Forgets at a restart which id a move has given to the new life of its queue."""
+
+    def load(self) -> Catalog:
+        catalog = super().load()
+        self.last_queue_id = max((queue.id for queue in catalog.index.all()), default=0)
+        return catalog
+
+
+def test_the_histories_find_definitions_that_give_an_id_twice() -> None:
+    for seed in range(200):
+        try:
+            play(seed, definitions=GivesIdsTwice)
         except PromiseBroken:
             return
     raise AssertionError("not found")

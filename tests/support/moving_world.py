@@ -1,9 +1,11 @@
 """A queue moves between two shards. Processes die, and requests are lost or come twice.
 
-The move, its decisions, the shards and their stores are the real ones. The controller, the front
-door, a publisher and a consumer are played: one thing happens at a time, in an order that the seed
-chooses. The publisher numbers its messages. Whatever happens, the numbers that the consumer sees
-for the first time ascend, what comes twice is marked, and what was confirmed comes.
+The move, its decisions, the definitions, the shards and their stores are the real ones. The
+controller, the front door, a publisher, a consumer and a client that declares and deletes other
+queues are played: one thing happens at a time, in an order that the seed chooses. The publisher
+numbers its messages. Whatever happens, the numbers that the consumer sees for the first time
+ascend, what comes twice is marked, what was confirmed comes, and the shard that the front door asks
+about the queue knows the queue.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,11 +24,11 @@ from shardmq.broker.controller.moving.mover import MoveProgress, QueueName
 from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.controller.requests import Move
 from shardmq.broker.controller.shard_orders import ShardOrders
-from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import SHUT, QueuePut, VhostPut, taking
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.model.changes import SHUT, AnyChange, QueuePut, VhostPut, taking
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.routing.placement import Placement
-from shardmq.broker.shared.control import Answer
+from shardmq.broker.shared.control import Answer, QueueDeclare, QueueRemove
 from shardmq.shardd import moves
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.errors import DiskFull
@@ -39,6 +42,8 @@ from tests.support.dict_store import NoStreams
 from tests.support.faulty_files import FaultyFiles
 
 NAME = QueueName("/", "q")
+OTHERS_MAX = 4  # queues beside it that are there at a time
+RESTARTS = 0.3  # how often the controller ends, of the moments at which a move may begin or go on
 SEGMENT_BYTES = 4096
 DOOR = 0
 CONNECTION, CHANNEL = 9, 1
@@ -176,18 +181,27 @@ class ShardLife:
 
 
 class World:
-    """The queue, its shards, and who uses it. `faults` is the share of requests that go wrong."""
+    """The queue, its shards, and who uses it.
 
-    def __init__(self, seed: int, faults: float = 0.1, kills: float = 0.02) -> None:
+    `faults` is the share of requests that go wrong. `definitions` is the kind of the definitions.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        faults: float = 0.1,
+        kills: float = 0.02,
+        definitions: type[Definitions] = Definitions,
+    ) -> None:
         self.random = random.Random(seed)
         self.faults, self.kills = faults, kills
         self.now = 1_000_000
-        self.ids = 0
-        self.catalog = Catalog(routes=False)
-        self.catalog.apply(VhostPut("/"))
-        self.decisions = Decisions(self.catalog, self._new_id, str, Placement([0, 1]))
-        self.catalog.apply(QueuePut("/", "q", self._new_id(), 0))
-        self.orders = ShardOrders(self.catalog, mock.Mock(), mock.Mock())
+        self.controller_files = FaultyFiles(self.random.randrange(1 << 30))
+        self._kind = definitions
+        self.others: list[str] = []
+        self.last_other = 0
+        self._start_controller()
+        self._change([VhostPut("/"), QueuePut("/", "q", self.definitions.new_queue_id(), 0)])
         self.view = self._queue()  # the queue as the front door knows it
         self.consumer = self.last_consumer = 0
         self.outbox: list[tuple[int, int, int]] = []  # shard, queue id, message
@@ -201,10 +215,6 @@ class World:
         for number in range(2):
             self.shards.append(ShardLife(self, number))
         self._attach()
-
-    def _new_id(self) -> int:
-        self.ids += 1
-        return self.ids
 
     def _queue(self) -> QueuePut:
         queue = self.catalog.queue(*NAME)
@@ -311,10 +321,75 @@ class World:
                         lambda shard=shard: shard.settle(1, m.REQUEUE),  # type: ignore[misc]
                         shard.sync_settled,
                         shard.reclaim,
+                        self.count,
+                        self.churn,
                     )
                 )()
 
+    def count(self) -> None:
+        """Let the front door ask about the queue, where it consumes and where it publishes.
+
+        A shard finds the queue by its id, whatever it is asked: to count, to get, to purge.
+        """
+        for life in (self.view, taking(self.view)):
+            self.request_number += 1
+            shard, number = self.shards[life.shard], self.request_number
+            shard.tell(m.Count(number, life.id))
+            shard.turn()
+            if isinstance(shard.replies.pop(number), m.Refused):
+                raise PromiseBroken(f"shard {shard.number} does not know the queue")
+
     # -- the controller --------------------------------------------------------------------------
+
+    def _start_controller(self) -> None:
+        self.definitions = self._kind(Path("definitions"), "boot", self.controller_files)
+        self.catalog = self.definitions.load()
+        new_id = self.definitions.new_queue_id
+        self.decisions = Decisions(self.catalog, new_id, str, Placement([0, 1]))
+        self.orders = ShardOrders(self.catalog, mock.Mock(), mock.Mock())
+
+    def restart_controller(self) -> None:
+        """End the controller. The next one brings the shards and the front door in line."""
+        self.controller_files = self.controller_files.restarted(power_cut=False)
+        self._start_controller()
+        for shard in self.shards:
+            specs = self.orders.queues_of(shard.number)
+            shard.tell(m.CreateQueues(0, specs), m.CONTROLLER)
+            for stray in set(shard.shard.registry.queues.ids()) - {spec.id for spec in specs}:
+                shard.tell(m.DeleteQueue(0, stray), m.CONTROLLER)
+        self.apply()
+
+    def _change(self, changes: list[AnyChange]) -> None:
+        """Log changes, and apply them to the catalog."""
+        for change in changes:
+            self.definitions.add(change, self.catalog)
+            self.catalog.apply(change)
+        self.definitions.flush()
+        if (sync := self.definitions.sync_job(self.catalog)) is not None:
+            sync()
+
+    def churn(self) -> None:
+        """Declare another queue, or delete one."""
+        request: QueueDeclare | QueueRemove
+        if len(self.others) < OTHERS_MAX and self.random.random() < 0.5:
+            self.last_other += 1
+            self.others.append(f"other-{self.last_other}")
+            request = QueueDeclare("/", self.others[-1], True, False, False, {})
+        elif self.others:
+            gone = self.others.pop(self.random.randrange(len(self.others)))
+            request = QueueRemove("/", gone, False, False)
+        else:
+            return
+        decision = self.decisions.decide(request, "")
+        self._change(decision.changes)
+        for queue in decision.create:
+            self._tell_of(queue)
+        for queue in decision.drop:
+            self.shards[queue.shard].tell(m.DeleteQueue(0, queue.id), m.CONTROLLER)
+
+    def _tell_of(self, queue: QueuePut) -> None:
+        spec = self.orders._spec(queue)
+        self.shards[queue.shard].tell(m.CreateQueues(0, [spec]), m.CONTROLLER)
 
     def request(
         self, number: int, make: Callable[[int], m.Message], wait_s: float = 0
@@ -352,12 +427,10 @@ class World:
             decision = self.decisions.decide(request, "")
         except Refusal as refusal:
             return Answer(0, refusal.code, refusal.text)
-        for change in decision.changes:
-            self.catalog.apply(change)
+        self._change(decision.changes)
         for queue in decision.create:
             self.happen()
-            spec = self.orders._spec(queue)
-            self.shards[queue.shard].tell(m.CreateQueues(0, [spec]), m.CONTROLLER)
+            self._tell_of(queue)
         self.happen()
         self.apply()
         self.happen()
@@ -382,6 +455,9 @@ class World:
         self.trouble = REQUESTS_MAX
         await self.ask(Move("/", "q", 1 - self._queue().shard))
         while self._queue().moving is not None:
+            if self.kills and self.random.random() < RESTARTS:
+                self.restart_controller()
+                self.happen()
             task = asyncio.ensure_future(self.make(self.random.random() < 0.3, kind).run())
             for _ in range(self.random.randrange(10, 300)):
                 if task.done():
@@ -394,12 +470,18 @@ class World:
         self.apply()
 
 
-def play(seed: int, kind: type[mover._Move] = mover._Move, *, kills: float = 0.02) -> World:
+def play(
+    seed: int,
+    kind: type[mover._Move] = mover._Move,
+    *,
+    kills: float = 0.02,
+    definitions: type[Definitions] = Definitions,
+) -> World:
     """Move a queue twice under a load, and check all that is promised. Raises PromiseBroken."""
     pick = random.Random(seed)
 
     async def run() -> World:
-        world = World(seed, faults=pick.choice((0.0, 0.05, 0.2)), kills=kills)
+        world = World(seed, pick.choice((0.0, 0.05, 0.2)), kills, definitions)
         for _ in range(2):
             await world.move(kind)
         world.check_all()

@@ -209,7 +209,7 @@ class Definitions:
         self._boot_in_log, same_boot = boot, boot == self._boot
         for record in records.records(data, at):
             at, version = record.end, max(version, record.version)
-            self.last_queue_id = max(self.last_queue_id, record.queue_id)
+            self.last_queue_id = max(self.last_queue_id, record.last_queue_id)
             is_durable = bool(record.flags & records.DURABLE)
             self._has_transient = self._has_transient or not is_durable
             if same_boot or is_durable:

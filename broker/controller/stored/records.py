@@ -63,12 +63,16 @@ _MOVING: Final = struct.Struct("<IHB")
 
 
 class Record(NamedTuple):
-    """A record of the file; `end` is the offset at which the next record begins."""
+    """A record of the file.
+
+    `end` is the offset at which the next record begins. `last_queue_id` is the largest queue id in
+    the record, 0 if there is none: a queue that moves has two.
+    """
 
     end: int
     version: int
     flags: int
-    queue_id: int
+    last_queue_id: int
     change: AnyChange
 
 
@@ -139,7 +143,8 @@ def records(data: bytes, at: int) -> Iterator[Record]:
             moving = Moving(*_MOVING.unpack_from(data, after))
             after += _MOVING.size
         change = decode_method(data[after:end], vhost, queue_id, shard, owner, part, moving)
-        yield Record(end, version, flags, queue_id, change)
+        last_queue_id = queue_id if moving is None else max(queue_id, moving.id)
+        yield Record(end, version, flags, last_queue_id, change)
         at = end
 
 
