@@ -47,12 +47,18 @@ class ShardOrders:
         catalog: Catalog,
         shards: ShardLinks,
         put_back: Callable[[Iterable[Pending], bool], None],
+        keep: Callable[[], None],
     ) -> None:
-        """Prepare; `put_back(requests, first)` puts requests into the authority's inbox again."""
+        """Prepare.
+
+        `put_back(requests, first)` puts requests into the authority's inbox again. `keep` writes
+        what was decided, so that the next controller knows of it.
+        """
         self.policy_walks = PolicyWalks(catalog, shards, self._changed_spec)
         self._catalog = catalog
         self._shards = shards
         self._put_back = put_back
+        self._keep = keep
         # By queue id: the answer to the creation of a queue, None while that is not sent.
         self._creating: dict[int, Future[Any] | None] = {}
         # By queue id: how often a shard was asked whether the queue may go, without an answer yet.
@@ -100,7 +106,12 @@ class ShardOrders:
                 creation.add_done_callback(pending.shard_came)
 
     def create(self, shard: int, creations: list[Creation]) -> None:
-        """Send one message for all new queues of a batch on one shard."""
+        """Send one message for all new queues of a batch on one shard.
+
+        The log has their ids before: the next controller would give those that it does not know of
+        to other queues, and the shard would take these for the queues that it has.
+        """
+        self._keep()
         queues = [creation.queue for creation in creations]
         done = self._shards.request(
             shard, lambda n: wire.CreateQueues(n, [self._spec(queue) for queue in queues])

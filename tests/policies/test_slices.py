@@ -32,7 +32,9 @@ class World:
 
     def __init__(self) -> None:
         self.catalog, self.shards = Catalog(routes=False), FakeShards()
-        self.orders = ShardOrders(self.catalog, self.shards, lambda requests, first: None)
+        self.orders = ShardOrders(
+            self.catalog, self.shards, lambda requests, first: None, lambda: None
+        )
         self.walks = PolicyWalks(self.catalog, self.shards, self.orders._changed_spec, self._clock)
         self.orders.policy_walks = self.walks
         self.now_s = 0.0

@@ -346,7 +346,7 @@ class World:
         self.catalog = self.definitions.load()
         new_id = self.definitions.new_queue_id
         self.decisions = Decisions(self.catalog, new_id, str, Placement([0, 1]))
-        self.orders = ShardOrders(self.catalog, mock.Mock(), mock.Mock())
+        self.orders = ShardOrders(self.catalog, mock.Mock(), mock.Mock(), mock.Mock())
 
     def restart_controller(self) -> None:
         """End the controller. The next one brings the shards and the front door in line."""

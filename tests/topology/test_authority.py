@@ -141,6 +141,28 @@ async def test_a_declared_queue_is_at_its_shard_and_at_the_door(world: World) ->
     assert [spec.name for spec in world.shards.queues.values()] == ["q"]
 
 
+async def test_the_next_controller_knows_the_id_of_each_queue_that_a_shard_was_told_of(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if this one is killed before it has synced anything or answered."""
+    request, told, known = world.shards.request, list[int](), list[int]()
+
+    def asked(shard: int, message: Any, *more: Any) -> Any:
+        if isinstance(creation := message(0), wire.CreateQueues):
+            told.append(max(spec.id for spec in creation.queues))
+            following = Definitions(tmp_path, "boot")
+            following.read()
+            known.append(following.last_queue_id)
+        return request(shard, message, *more)
+
+    monkeypatch.setattr(world.shards, "request", asked)
+    # The second declare of a name is asked of the shard at once, behind the creation.
+    declares = [declare(), declare(), declare("r", durable=False)]
+    await asyncio.gather(*map(world.ask, declares))
+    assert told == [1, 2]
+    assert all(last >= id for id, last in zip(told, known, strict=True))
+
+
 async def test_redeclare_answers_with_the_shards_counts(world: World) -> None:
     await world.ask(declare())
     assert (await world.ask(declare(), YOU)).result == {"name": "q", "messages": 7, "consumers": 2}
