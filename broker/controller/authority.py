@@ -161,7 +161,7 @@ class Authority:
         self._usual_sync_s = QUICK_SYNC_S  # a moving average; not known to be quick at first
         self._is_short_of_room = False  # it was logged that the disk is full
         self._lines = EffectWarnings()
-        self._orders = ShardOrders(catalog, shards, self._put_back, definitions.flush)
+        self._orders = ShardOrders(catalog, shards, self._put_back, definitions.write)
         self._decisions = Decisions(
             catalog,
             definitions.new_queue_id,

@@ -52,7 +52,7 @@ class ShardOrders:
         """Prepare.
 
         `put_back(requests, first)` puts requests into the authority's inbox again. `keep` writes
-        what was decided, so that the next controller knows of it.
+        what was decided so far, so that the next controller knows of it, if the disk has room.
         """
         self.policy_walks = PolicyWalks(catalog, shards, self._changed_spec)
         self._catalog = catalog
@@ -109,7 +109,9 @@ class ShardOrders:
         """Send one message for all new queues of a batch on one shard.
 
         The log has their ids before: the next controller would give those that it does not know of
-        to other queues, and the shard would take these for the queues that it has.
+        to other queues, and the shard would take these for the queues that it has. The exception is
+        a disk that is full all the same, although there was room when the queues were decided: what
+        finds no room waits in memory, and the creation is sent even so.
         """
         self._keep()
         queues = [creation.queue for creation in creations]

@@ -23,6 +23,7 @@ from shardmq.broker.controller.authority import IN_FORCE_WAITS_S, Authority
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.requests import Drained, Restore
 from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.room import GrowingLog
 from shardmq.broker.model import passwords
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
@@ -48,6 +49,7 @@ from shardmq.broker.shared.control import (
     QueueRemove,
     Unbind,
 )
+from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.wire import messages as wire
 from tests.support.catalogs import state
 from tests.support.fake_controller_peers import FakeDoors, FakeShards
@@ -161,6 +163,29 @@ async def test_the_next_controller_knows_the_id_of_each_queue_that_a_shard_was_t
     await asyncio.gather(*map(world.ask, declares))
     assert told == [1, 2]
     assert all(last >= id for id, last in zip(told, known, strict=True))
+
+
+async def test_a_batch_looks_once_whether_the_disk_is_full(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is written in parts, for the shards that are asked about its new queues."""
+    looks, has_room, written = list[str](), OsFiles.has_room, list[int]()
+
+    def look(files: OsFiles, path: str, size: int) -> bool:
+        looks.append(path)
+        return has_room(files, path, size)
+
+    def append(data: bytes) -> None:
+        written.append(len(data))
+        GrowingLog.append(world.definitions._log, data)
+
+    monkeypatch.setattr(OsFiles, "has_room", look)
+    monkeypatch.setattr(world.definitions._log, "append", append)
+    # The second declare of each name is asked of the shard at once, behind the creation.
+    await asyncio.gather(*(world.ask(declare(name)) for name in "ppqqrr"))
+    assert len(written) == 3 and len(looks) == 1
+    await world.ask(declare("s"))
+    assert len(looks) == 2
 
 
 async def test_redeclare_answers_with_the_shards_counts(world: World) -> None:

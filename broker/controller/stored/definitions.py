@@ -15,7 +15,7 @@ for want of room. What cannot be refused, above all removals, has room of its ow
 memory if there is none even so.
 
 For each batch of changes call `add` (before the catalog applies a change), then `flush`, and then
-run `sync_job()` in a thread.
+run `sync_job()` in a thread. `write` writes what a batch has added so far.
 """
 
 from __future__ import annotations
@@ -354,11 +354,15 @@ class Definitions:
         return False
 
     def flush(self) -> None:
+        """Write what was added, and end a batch: the next one looks at the disk again."""
+        self._is_full = None
+        self.write()
+
+    def write(self) -> None:
         """Write what was added, so that it outlives this process; what finds no room waits.
 
-        This ends a batch: the next one looks at the disk again.
+        This may be called at any time within a batch. Raises OSError unless the disk is full.
         """
-        self._is_full = None
         if self._dead > max(DEAD_RECORDS_MAX, self._live // 2):
             self._rewrite = True
         if not self._pending:
