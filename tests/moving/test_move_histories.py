@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 from shardmq.broker.controller.moving import mover
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import Moving, QueuePut
+from shardmq.shardd import moves
+from shardmq.shardd.peers import Peer
+from shardmq.shardd.wire import messages as m
 from tests.support.moving_world import PromiseBroken, play
 
 SEEDS = range(30)
+
+on_put = moves.Moves.on_put
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -54,6 +61,19 @@ def test_the_histories_find_a_move_that_is_wrong(kind: type[mover._Move]) -> Non
         except PromiseBroken:
             return
     raise AssertionError("not found")
+
+
+def test_the_histories_find_a_shard_that_stores_a_batch_twice() -> None:
+    """Acknowledged messages would come again, as redelivered, though no shard has died."""
+    forgetful = mock.patch.object(moves.Moves, "on_put", _put_as_if_new)
+    with forgetful, pytest.raises(PromiseBroken, match="comes again after its ack"):
+        for seed in range(200):
+            play(seed, kills=0.0)
+
+
+def _put_as_if_new(self: moves.Moves, peer: Peer, put: m.PutLetters, now: int) -> None:
+    self._taken.pop(put.queue, None)
+    on_put(self, peer, put, now)
 
 
 class GivesIdsTwice(Definitions):

@@ -11,7 +11,13 @@ several queues: what is said of deliveries holds for each. Times are of one cloc
 - What is delivered as new comes in the order of publishing, and nothing comes twice as new.
 - The order falls back only where something was killed or the consumer left, and no more often.
 - What was acknowledged, and known to be so to the broker, comes again only if a shard died before
-  it was on disk.
+  it was on disk, or if its queue moved to another shard (`move_begins`):
+  - The old shard takes back what clients still hold when the messages go over. Their acks come too
+    late.
+  - A shard that dies while the queue moves may forget that a batch has gone over. The batch goes
+    over again, and its first copy may be delivered and acknowledged by then, both after the death.
+    So each message that was published before the death may come once more for it, however late,
+    unless it was settled before the move.
 
 While connections between the processes are harmed, and for a while after that, they end at moments
 that nobody tells the ledger: `unrest_begins`, `unrest_ends`. What the end of a connection explains
@@ -63,6 +69,27 @@ class Arrived:
                 times.frombytes(bytes(8 * more))
 
 
+class Death:
+    """A shard died while a queue moved: what the queue had may have gone over, and goes again."""
+
+    def __init__(self, move_began: float, last: dict[str, int]) -> None:
+        self.move_began = move_began
+        self.last = last  # number published by then, by key
+        self.explained: set[tuple[str, int]] = set()
+
+    def explains(self, key: str, number: int, settled_at: float) -> bool:
+        """Return whether this message may come again for this death, which it may once."""
+        message = (key, number)
+        if (
+            number > self.last.get(key, 0)
+            or settled_at < self.move_began
+            or message in self.explained
+        ):
+            return False
+        self.explained.add(message)
+        return True
+
+
 class Ledger:
     """Told by the clients of several threads."""
 
@@ -71,6 +98,10 @@ class Ledger:
         self.kills: list[float] = []  # of shards
         self.cuts: list[float] = []  # of connections to shards
         self._unrest: list[tuple[float, float]] = []  # from, to; the last one may not be over
+        self._moving: dict[str, float] = {}  # since when, by queue
+        # From the begin of each move to the time when its old shard surely hands out no more.
+        self._hand_overs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._deaths_in_moves: dict[str, list[Death]] = defaultdict(list)
         self.deaths = 0  # of whatever process
         self.deliveries = 0
         self._comings: Counter[str] = Counter()  # of consumers, by queue
@@ -138,6 +169,35 @@ class Ledger:
             self.deaths += 1
             if shards:
                 self.kills.append(now)
+                for queue, began in self._moving.items():
+                    self.deaths += 1  # the order falls once more where a batch begins again
+                    self._deaths_in_moves[queue].append(Death(began, self._last_published(queue)))
+
+    def _last_published(self, queue: str) -> dict[str, int]:
+        return {
+            key: len(published.answers) - 1
+            for key, published in self._published.items()
+            if queue in published.queues
+        }
+
+    def move_begins(self, queue: str, now: float) -> None:
+        """Note that the queue may move to another shard from now on."""
+        with self._lock:
+            self.deaths += 1
+            self._moving[queue] = now
+            self._hand_overs[queue].append((now, float("inf")))
+
+    def handed_over(self, queue: str, now: float) -> None:
+        """Note that only the new shard hands out messages of the queue that moves."""
+        with self._lock:
+            began, until = self._hand_overs[queue].pop()
+            self._hand_overs[queue].append((began, min(until, now)))
+
+    def move_ends(self, queue: str, now: float) -> None:
+        """Note that the queue moves no more."""
+        self.handed_over(queue, now)
+        with self._lock:
+            del self._moving[queue]
 
     def was_cut(self, now: float) -> None:
         """Note that a connection to a shard ended at `now`: what its peer held comes again."""
@@ -255,16 +315,22 @@ class Ledger:
         The kill must be between the delivery and the time when the acknowledgement was surely on
         disk. A cut must be before the shard was known to have the acknowledgement: it was lost with
         the connection then, and the answer that seemed to come behind it came by the next one.
+        Moves of the queue explain more (see the head of this file).
         """
-        first, last = arrived.handed_out_at[number], arrived.settled_at[number] + ACK_LASTS_S
+        first, settled = arrived.handed_out_at[number], arrived.settled_at[number]
+        last = settled + ACK_LASTS_S
         at = bisect_left(self.kills, first)
         cut_at = bisect_left(self.cuts, first)
-        if cut_at < len(self.cuts) and self.cuts[cut_at] <= arrived.settled_at[number]:
+        if cut_at < len(self.cuts) and self.cuts[cut_at] <= settled:
             return
-        if self._is_unrest(first, arrived.settled_at[number]):
+        if self._is_unrest(first, settled):
+            return
+        if any(began <= settled and first <= until for began, until in self._hand_overs[queue]):
             return
         if at == len(self.kills) or self.kills[at] > last:
-            age = now - arrived.settled_at[number]
+            if any(death.explains(key, number, settled) for death in self._deaths_in_moves[queue]):
+                return
+            age = now - settled
             self._complain(
                 f"{queue}: {key}:{number} came again {age:.1f} s after it was acknowledged, "
                 "nothing was killed"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import random
 import threading
 import time
-import urllib.error
 import urllib.request
 from typing import Any
 
@@ -16,6 +16,8 @@ from tests.support.real_broker import RealBroker
 
 MOVED = (*QUEUES, *FANOUT, *LATE)
 LOOK_S = 0.2
+# The steps in which the old shard hands out no more (controller/decisions/moves.py).
+HANDED_OVER = ("passing", "shut")
 # Kills that end the whole broker leave less time for moves than a round has.
 KINDS = {
     "shard": 30, "shard again": 10, "front-door": 16, "controller": 20, "both shards": 8,
@@ -36,19 +38,30 @@ class Mover(threading.Thread):
 
     def run(self) -> None:
         while not self.ends.wait(self._random.uniform(0.0, 0.3)):
-            name = self._random.choice(MOVED)
-            self._rounds.note_move()
-            try:
+            self._move(self._random.choice(MOVED))
+
+    def _move(self, name: str) -> None:
+        """Move one queue, and tell the ledger between which moments it moved.
+
+        An answer may be late or lost: the queue may move from the moment before the request to the
+        moment when the controller says that it does not.
+        """
+        ledger = self._rounds.ledger
+        ledger.move_begins(name, time.monotonic())
+        with contextlib.suppress(OSError):  # what is asked was killed, or the other shard
+            row = self._ask("GET", name)
+            if "moving" not in row:
+                self._ask("POST", f"{name}/relocation", {"shard": 1 - row["shard"]})
+        while not self.ends.is_set():
+            with contextlib.suppress(OSError):
                 row = self._ask("GET", name)
                 if "moving" not in row:
-                    self._ask("POST", f"{name}/relocation", {"shard": 1 - row["shard"]})
-                while not self.ends.is_set() and "moving" in self._ask("GET", name):
-                    self._rounds.note_move()
-                    self.ends.wait(LOOK_S)
-                self.moves += 1
-            except OSError:  # what is asked was killed, or the other shard
-                self.ends.wait(LOOK_S)
-            self._rounds.note_move()
+                    ledger.move_ends(name, time.monotonic())
+                    self.moves += 1
+                    return
+                if row["moving"]["step"] in HANDED_OVER:
+                    ledger.handed_over(name, time.monotonic())
+            self.ends.wait(LOOK_S)
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -64,10 +77,6 @@ class MovingRounds(Rounds):
     def __init__(self, broker: RealBroker, seed: int, **more: Any) -> None:
         super().__init__(broker, seed, KINDS, **more)
         self.mover = Mover(broker, self, seed)
-
-    def note_move(self) -> None:
-        """Note that a queue moves: what clients hold of it may come again."""
-        self.ledger.was_cut(time.monotonic())
 
     def run(self, rounds: int, rest_each: int = 5) -> dict[str, int]:
         self.mover.start()

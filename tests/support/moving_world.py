@@ -5,7 +5,8 @@ controller, the front door, a publisher, a consumer and a client that declares a
 queues are played: one thing happens at a time, in an order that the seed chooses. The publisher
 numbers its messages. Whatever happens, the numbers that the consumer sees for the first time
 ascend, what comes twice is marked, what was confirmed comes, and the shard that the front door asks
-about the queue knows the queue.
+about the queue knows the queue. What was acknowledged comes again only if a shard died after its
+publish (or a task of a mover failed); the death of a controller or a lost request is no reason.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class ShardLife:
         self.batch = 0
         self.unconfirmed: dict[int, int] = {}  # message by batch
         self.replies: dict[int, Any] = {}
-        self.held: list[tuple[int, int]] = []  # consumer, delivery number
+        self.held: list[tuple[int, int, int]] = []  # consumer, delivery number, message
         for peer in (m.CONTROLLER, DOOR):
             self.tell(m.Join(f"peer-{peer}"), peer, epoch=0)
         self.tell(m.Assign(self.world.orders.queues_of(self.number)), m.CONTROLLER)
@@ -103,6 +104,7 @@ class ShardLife:
 
     def crash(self) -> None:
         """Lose the power, or end in order."""
+        self.world.reasons += 1
         if self.world.random.random() < 0.3:
             self.sync()
             self.shard.close()
@@ -145,8 +147,9 @@ class ShardLife:
                 _, _, consumer, first, redelivered, _, blob = section[:7]
                 bodies = [each[BODY_AT:] for each in split_messages(bytes(blob))]
                 for at, body in enumerate(bodies):
-                    self.world.seen(int(body[: len(body) // 8]), redelivered)
-                    self.held.append((consumer, first + at))
+                    number = int(body[: len(body) // 8])
+                    self.world.seen(number, redelivered)
+                    self.held.append((consumer, first + at, number))
         elif kind == m.CONTROL:
             what = envelope.read_control(message)
             if (request := getattr(what, "request", None)) is not None:
@@ -173,7 +176,13 @@ class ShardLife:
 
     def settle(self, count: int, kind: int = m.ACK) -> None:
         some, self.held = self.held[:count], self.held[count:]
-        told = [(consumer, kind, number, number) for consumer, number in some]
+        told = [(consumer, kind, number, number) for consumer, number, _ in some]
+        if kind == m.ACK:
+            for consumer, _, message in some:
+                queue = self.shard.registry.queues.get(self.world.queue_of[consumer])
+                # A queue that leaves may have taken the message back already.
+                if queue is not None and not queue.backlog.limits.leaving:
+                    self.world.acknowledged.add(message)
         if told:
             self.shard.receive(
                 envelope.settles(DOOR, 1, self.epoch, self.number, told), self.world.now
@@ -209,6 +218,10 @@ class World:
         self.confirmed: set[int] = set()
         self.first_seen: list[int] = []
         self.seen_ever: set[int] = set()
+        self.queue_of: dict[int, int] = {}  # by consumer
+        self.acknowledged: set[int] = set()
+        self.reasons = 0  # to deliver again what was acknowledged
+        self.reasons_before = [0]  # by message, at its publish
         self.shards: list[ShardLife] = []
         self.request_number = 0
         self.trouble = 0
@@ -227,6 +240,8 @@ class World:
         if message in self.seen_ever:
             if not redelivered:
                 raise PromiseBroken(f"{message} comes twice, and is not marked")
+            if message in self.acknowledged and self.reasons == self.reasons_before[message]:
+                raise PromiseBroken(f"{message} comes again after its ack, and no shard has died")
             return
         self.seen_ever.add(message)
         if self.first_seen and message < self.first_seen[-1]:
@@ -261,6 +276,7 @@ class World:
         to = taking(self.view)
         for _ in range(self.random.choice((1, 1, 3, 10))):
             self.last += 1
+            self.reasons_before.append(self.reasons)
             self.outbox.append((to.shard, to.id, self.last))
 
     def _deliver_outbox(self, count: int) -> None:
@@ -274,6 +290,7 @@ class World:
     def _attach(self) -> None:
         self.last_consumer += 1
         self.consumer = self.last_consumer
+        self.queue_of[self.consumer] = self.view.id
         self._send_attach(self.shards[self.view.shard])
 
     def _send_attach(self, shard: ShardLife) -> None:
@@ -458,7 +475,9 @@ class World:
             if self.kills and self.random.random() < RESTARTS:
                 self.restart_controller()
                 self.happen()
-            task = asyncio.ensure_future(self.make(self.random.random() < 0.3, kind).run())
+            is_own = self.random.random() < 0.3
+            self.reasons += is_own and self.kills > 0
+            task = asyncio.ensure_future(self.make(is_own, kind).run())
             for _ in range(self.random.randrange(10, 300)):
                 if task.done():
                     break

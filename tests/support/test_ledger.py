@@ -183,3 +183,67 @@ def test_what_may_repeat_is_only_looked_at_for_loss() -> None:
 def test_a_damaged_body_is_found() -> None:
     with pytest.raises(AssertionError, match="nobody published"):
         told().was_delivered(Q, make_body("k", 1)[:-1] + b"?", False, 0.0)
+
+
+def moved(killed_at: float | None) -> Ledger:
+    """Return what is known of a queue that moved from 1.0 to 5.0, was killed in it, and took 1."""
+    ledger = told()
+    ledger.move_begins(Q, 1.0)
+    ledger.handed_over(Q, 2.0)
+    if killed_at is not None:
+        ledger.was_killed(killed_at, shards=True)
+    deliver(ledger, 1, now=3.0)
+    ledger.was_settled(Q, [("k", 1, 3.0)], 3.5)
+    ledger.move_ends(Q, 5.0)
+    return ledger
+
+
+def test_a_shard_that_dies_in_a_move_explains_one_repeat_of_what_was_there() -> None:
+    ledger = moved(killed_at=2.5)
+    deliver(ledger, 1, redelivered=True, now=30.0)
+    ledger.check()
+    ledger.was_settled(Q, [("k", 1, 30.0)], 30.1)
+    deliver(ledger, 1, redelivered=True, now=31.0)
+    with pytest.raises(AssertionError, match="1 came again"):
+        ledger.check()
+
+
+def test_a_move_in_which_no_shard_dies_explains_no_repeat() -> None:
+    ledger = moved(killed_at=None)
+    deliver(ledger, 1, redelivered=True, now=6.0)
+    with pytest.raises(AssertionError, match="1 came again"):
+        ledger.check()
+
+
+@pytest.mark.parametrize("late", ["published", "settled", "another queue"])
+def test_a_death_in_a_move_explains_no_repeat_of_what_cannot_have_gone_over(late: str) -> None:
+    """Published after the death, settled before the move, or of a queue that did not move."""
+    queue, number = "other" if late == "another queue" else Q, 4 if late == "published" else 1
+    ledger = told()
+    if late == "settled":
+        deliver(ledger, number, now=0.1)
+        ledger.was_settled(Q, [("k", number, 0.1)], 0.2)
+    ledger.move_begins(queue, 10.0)
+    ledger.handed_over(queue, 10.5)
+    ledger.was_killed(11.0, shards=True)
+    if late == "published":
+        ledger.was_published("k", (Q,))
+    if late != "settled":
+        deliver(ledger, number, now=12.0)
+        ledger.was_settled(Q, [("k", number, 12.0)], 12.5)
+    deliver(ledger, number, redelivered=True, now=13.0)
+    with pytest.raises(AssertionError, match="came again"):
+        ledger.check()
+
+
+@pytest.mark.parametrize(("handed_out_at", "complains"), [(1.5, False), (2.5, True)])
+def test_a_move_explains_the_loss_of_acks_of_what_the_old_shard_has_handed_out(
+    handed_out_at: float, complains: bool
+) -> None:
+    ledger = told()
+    ledger.move_begins(Q, 1.0)
+    ledger.handed_over(Q, 2.0)
+    deliver(ledger, 1, now=handed_out_at)
+    ledger.was_settled(Q, [("k", 1, handed_out_at)], 3.0)
+    deliver(ledger, 1, redelivered=True, now=4.0)
+    assert bool(ledger.complaints) == complains
