@@ -18,8 +18,9 @@ import pytest_asyncio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shardmq.broker.controller import authority
 from shardmq.broker.controller.access import hash_new_password
-from shardmq.broker.controller.authority import IN_FORCE_WAITS_S, Authority
+from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.requests import Drained, Restore
 from shardmq.broker.controller.stored.definitions import Definitions
@@ -55,6 +56,7 @@ from tests.support.catalogs import state
 from tests.support.fake_controller_peers import FakeDoors, FakeShards
 
 ME, YOU = "0.1.1", "0.1.2"
+NEVER_S = 3600.0
 
 
 class CountingDefinitions(Definitions):
@@ -328,8 +330,9 @@ def bind_in_force(world: World, key: str, seen: list[tuple[int, int]]) -> None:
 
 
 async def test_binds_in_force_at_the_door_share_a_batch_and_are_answered_before_it(
-    world: World,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(authority, "IN_FORCE_WAITS_S", NEVER_S)
     await world.ask(declare(durable=False))
     before, seen = len(world.doors.told), list[tuple[int, int]]()
     for key in "abc":
@@ -343,17 +346,21 @@ async def test_binds_in_force_at_the_door_share_a_batch_and_are_answered_before_
     assert world.agree()
 
 
-async def test_who_waits_for_an_answer_does_not_wait_for_binds_in_force(world: World) -> None:
+async def test_who_waits_for_an_answer_does_not_wait_for_binds_in_force(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await world.ask(declare(durable=False))
     before, seen = len(world.doors.told), list[tuple[int, int]]()
-    bind_in_force(world, "a", seen)
-    assert await world.ask(Bind("/", "amq.topic", "queue", "q", "b", {})) == Answer(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(authority, "IN_FORCE_WAITS_S", NEVER_S)
+        bind_in_force(world, "a", seen)
+        assert await world.ask(Bind("/", "amq.topic", "queue", "q", "b", {})) == Answer(0)
     assert seen == [(0, before)]
     assert len(world.doors.told) == before + 1
     bind_in_force(world, "c", seen)
     async with asyncio.timeout(10):  # nobody asks
         while len(seen) < 2:
-            await asyncio.sleep(IN_FORCE_WAITS_S)
+            await asyncio.sleep(authority.IN_FORCE_WAITS_S)
     assert len(seen) == 2
 
 
