@@ -19,7 +19,7 @@ pytestmark = pytest.mark.crash
 broker = killable_broker
 
 QUEUES = 3
-LOAD_S = 0.6  # of publishing before and after each kill
+CONFIRMS_MORE = 500  # before and after each kill
 QUIET_S = 60.0
 STILL_S = 8.0  # longer than any wait between the lives of a shard that died once or twice
 BATCH = 50
@@ -128,6 +128,11 @@ class Load:
             except LOST:
                 time.sleep(0.05)
 
+    def goes_on(self, more: int = CONFIRMS_MORE) -> None:
+        """Wait until so many more messages were confirmed."""
+        goal = len(self.history.confirmed) + more
+        wait_until(lambda: len(self.history.confirmed) >= goal, "more confirms", QUIET_S)
+
     def finish(self) -> None:
         """Stop publishing, let everything arrive, stop consuming, check."""
         self._publishing.clear()
@@ -166,9 +171,9 @@ def test_nothing_confirmed_is_lost_when_a_process_is_killed(
 ) -> None:
     with Load(broker, name, consuming=consuming) as load:
         for index in range(2):
-            time.sleep(LOAD_S)
+            load.goes_on()
             broker.kill(kind, 0 if kind == "controller" else index)
-        time.sleep(LOAD_S)
+        load.goes_on()
         load.finish()
 
 
@@ -177,7 +182,7 @@ def test_a_broker_that_confirms_before_it_stores_is_caught(tmp_path: Path) -> No
     hasty = RealBroker(tmp_path / "data", command=("tests.support.hasty_broker",))
     try:
         with Load(hasty, "hasty", consuming=False, still_s=3.0) as load:
-            time.sleep(LOAD_S)
+            load.goes_on()
             for shard in range(2):
                 hasty.kill("shard", shard)
             with pytest.raises(AssertionError, match="confirmed messages were never delivered"):
@@ -192,10 +197,10 @@ def test_nothing_confirmed_is_lost_when_everything_is_killed_at_once(
 ) -> None:
     with Load(broker, name) as load:
         for _ in range(2):
-            time.sleep(LOAD_S)
+            load.goes_on()
             broker.kill_all()
             broker.restart()
-        time.sleep(LOAD_S)
+        load.goes_on()
         load.finish()
 
 
@@ -203,10 +208,10 @@ def test_a_clean_stop_under_load_loses_nothing_and_exits_with_0(
     broker: RealBroker, name: str
 ) -> None:
     with Load(broker, name) as load:
-        time.sleep(LOAD_S)
+        load.goes_on()
         broker.stop()
         broker.restart()
-        time.sleep(LOAD_S)
+        load.goes_on()
         load.finish()
 
 
@@ -217,7 +222,6 @@ def test_messages_flow_while_the_controller_is_away(broker: RealBroker, name: st
     """
     with Load(broker, name) as load:
         for _ in range(3):
-            before = len(load.history.confirmed)
             broker.kill("controller")
-            wait_until(lambda before=before: len(load.history.confirmed) > before, "confirms")  # type: ignore[misc]
+            load.goes_on(1)
         load.finish()
