@@ -47,18 +47,19 @@ class ShardOrders:
         catalog: Catalog,
         shards: ShardLinks,
         put_back: Callable[[Iterable[Pending], bool], None],
-        keep: Callable[[], None],
+        write_log: Callable[[], None],
     ) -> None:
         """Prepare.
 
-        `put_back(requests, first)` puts requests into the authority's inbox again. `keep` writes
-        what was decided so far, so that the next controller knows of it, if the disk has room.
+        `put_back(requests, first)` puts requests into the authority's inbox again.
+        `write_log` writes what was decided so far, so that the next controller knows of it, if the
+        disk has room.
         """
         self.policy_walks = PolicyWalks(catalog, shards, self._changed_spec)
         self._catalog = catalog
         self._shards = shards
         self._put_back = put_back
-        self._keep = keep
+        self._write_log = write_log
         # By queue id: the answer to the creation of a queue, None while that is not sent.
         self._creating: dict[int, Future[Any] | None] = {}
         # By queue id: how often a shard was asked whether the queue may go, without an answer yet.
@@ -113,7 +114,7 @@ class ShardOrders:
         a disk that is full all the same, although there was room when the queues were decided: what
         finds no room waits in memory, and the creation is sent even so.
         """
-        self._keep()
+        self._write_log()
         queues = [creation.queue for creation in creations]
         done = self._shards.request(
             shard, lambda n: wire.CreateQueues(n, [self._spec(queue) for queue in queues])
