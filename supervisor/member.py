@@ -90,9 +90,13 @@ class Member:
         held: The numbers of the shards whose directories there are.
         replicas: On how many nodes the messages of a shard are to be.
 
+    `failed` is called with the task that renews the lease, when that task has ended by itself.
+
     Raises:
         ConfigError: A setting is wrong, or the directory is that of another node or cluster.
     """
+
+    failed: Callable[[asyncio.Task[None]], None]
 
     def __init__(
         self,
@@ -250,6 +254,7 @@ class Member:
         self._announced = node
         if self._holding is None:
             self._holding = asyncio.create_task(self._lease.hold())
+            self._holding.add_done_callback(self.failed)
 
     async def check_versions(self) -> None:
         """Return when this node, which is announced, may work with those that were there before.
@@ -281,21 +286,25 @@ class Member:
         names, number = KeyNames(self._settings.name), self.place.number
         seats = Seats(names, number, self.replicas, self._settings.replace_after_s)
         changed = asyncio.Event()
-        taking = asyncio.create_task(self._take_wanted(seats, changed))
-        try:
-            while True:
-                try:
-                    async with aclosing(self._etcd.watch(names.all)) as watch:
-                        async for news in watch:
-                            seats.take(news, time.monotonic())
-                            for shard in sorted(seats.taken() - self._seats.keys()):
-                                taken(shard)
-                            changed.set()
-                except (EtcdAway, EtcdRefused, BadRecord) as error:
-                    log.warning("no copies are taken for now: %s", error)
-                    await asyncio.sleep(AGAIN_S)
-        finally:
-            taking.cancel()
+        async with asyncio.TaskGroup() as group:  # the end of one of them ends both
+            group.create_task(self._take_wanted(seats, changed))
+            group.create_task(self._look_for_seats(names.all, seats, changed, taken))
+
+    async def _look_for_seats(
+        self, prefix: str, seats: Seats, changed: asyncio.Event, taken: Callable[[int], None]
+    ) -> None:
+        """Keep `seats` in step with etcd, and tell of those that this node has."""
+        while True:
+            try:
+                async with aclosing(self._etcd.watch(prefix)) as watch:
+                    async for news in watch:
+                        seats.take(news, time.monotonic())
+                        for shard in sorted(seats.taken() - self._seats.keys()):
+                            taken(shard)
+                        changed.set()
+            except (EtcdAway, EtcdRefused, BadRecord) as error:
+                log.warning("no copies are taken for now: %s", error)
+                await asyncio.sleep(AGAIN_S)
 
     async def _take_wanted(self, seats: Seats, changed: asyncio.Event) -> None:
         """Take the seats that are wanted, at each change, and when time has passed."""

@@ -52,6 +52,7 @@ from shardmq.supervisor.reload import SETTABLE, flat, reloaded
 from shardmq.supervisor.restart import FIRST_WAIT_S, Restarts
 from shardmq.supervisor.sockets import Sockets, address, listen, listen_unix
 from shardmq.supervisor.sources import Effective
+from shardmq.supervisor.tasks import DRAINED, GAVE_UP, REFUSED, Tasks
 
 # The interval between two checks for silent children and for the watchdog of systemd.
 POLL_INTERVAL_S = 0.25
@@ -61,8 +62,6 @@ KILL_WAIT_S = 5.0  # The time that the kernel gets to remove a killed process.
 # At this interval systemd hears that recovery goes on, and extends its timeout by EXTEND_BY_S.
 EXTEND_EACH_S = 1.0
 EXTEND_BY_S = 20.0
-# Exit statuses of this process. A child too ends with REFUSED when it refuses its settings.
-DRAINED, GAVE_UP, REFUSED = 0, 1, 2
 # States of a slot without a process: between two lives, or started on demand and not called yet.
 WAITING, UNCALLED = "waiting", "uncalled"
 
@@ -148,7 +147,7 @@ class Supervisor:
         self._dirty = asyncio.Event()  # status.json is to be written.
         self._writing = threading.Lock()
         self._closed = False
-        self._background: list[asyncio.Task[None]] = []
+        self._tasks = Tasks(self._give_up)
 
     def open(self) -> None:
         """Lock the directories, bind the ports and write the first status.json.
@@ -200,6 +199,7 @@ class Supervisor:
             count = max(shard_count(self.settings, self._cores), len(held))
             replicas = replicas_wanted(self.settings)
             self._member = Member(self.settings.cluster, self._data.path, count, held, replicas)
+            self._member.failed = self._tasks.ended
             host = self._member.address
             return listen(self.settings, systemd.sockets(), self._cores, host, count)
         # With fewer shards than the directory holds, some queues would be out of reach.
@@ -283,9 +283,8 @@ class Supervisor:
         Returns:
             The exit status of the process: DRAINED, GAVE_UP or REFUSED.
         """
-        self._background = [
-            asyncio.create_task(work) for work in (self._watch(), self._write_status())
-        ]
+        for work in (self._watch(), self._write_status()):
+            self._tasks.start(work)
         try:
             is_member = self._member is None or await self._join_cluster(self._member)
             if is_member and await self._start_stages():
@@ -299,7 +298,7 @@ class Supervisor:
                 systemd.tell("READY=1", f"STATUS={self.ready_line()}")
                 if self._member is not None and self._member.replicas > 1:
                     taking = self._member.take_seats(partial(self._take_seat, self._member))
-                    self._background.append(asyncio.create_task(taking))
+                    self._tasks.start(taking)
                 await self._ending.wait()
             await self._drain()
             if self._member is not None:
@@ -649,8 +648,7 @@ class Supervisor:
                 await asyncio.wait(late, timeout=KILL_WAIT_S)
 
     def _close(self) -> None:
-        for task in self._background:
-            task.cancel()
+        self._tasks.cancel()
         with self._writing:  # A thread may still write status.json.
             self._closed = True
         self.sockets.close()

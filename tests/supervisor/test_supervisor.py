@@ -134,6 +134,22 @@ class Broker:
             await asyncio.sleep(POLL_S)
 
 
+async def test_the_broker_stops_when_a_task_of_the_supervisor_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody would renew the lease, look after the children or write their state."""
+
+    async def fails() -> None:
+        raise RuntimeError("a fault of ours")
+
+    broker = Broker(tmp_path)
+    await broker.ready.wait()
+    broker.supervisor._tasks.start(fails())
+    assert await broker.running == 1
+    assert "a task of the supervisor has ended: a fault of ours" in caplog.text
+    assert all(f"shard-{number} drained" in broker.journal() for number in range(2))
+
+
 @pytest.mark.row("N4")
 async def test_shards_wait_for_the_controller_front_doors_for_a_shard_and_draining_is_the_reverse(
     tmp_path: Path,

@@ -1,0 +1,45 @@
+"""Test the sign of life of a node, with sockets and an etcd that nobody uses."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from shardmq.supervisor.config import Cluster
+from shardmq.supervisor.member import Member
+
+
+@contextmanager
+def announced(tmp_path: Path, holds: Any) -> Iterator[list[asyncio.Task[None]]]:
+    """Announce a node whose lease `holds`; yield the tasks of leases that have ended."""
+    ended: list[asyncio.Task[None]] = []
+    settings = Cluster(name="tea", secret="a secret of the tests", address="127.0.0.1", node="a")
+    member = Member(settings, tmp_path, 0, (), 1)
+    member.place = msgspec.structs.replace(member.place, number=0)
+    member.failed = ended.append
+    member._lease.hold = holds  # type: ignore[method-assign]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sockets: Any = SimpleNamespace(cluster=[listening], amqp=(), addresses=dict)
+        member.announce(sockets)
+        yield ended
+        assert member._holding is not None
+        member._holding.cancel()
+
+
+async def test_the_end_of_the_lease_is_told(tmp_path: Path) -> None:
+    async def fails() -> None:
+        raise RuntimeError("a fault of ours")
+
+    with announced(tmp_path, fails) as ended:
+        for _ in range(5):  # passes of the loop
+            await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        ended[0].result()
