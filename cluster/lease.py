@@ -31,6 +31,10 @@ LONGEST_WAIT_S: Final = 2.0
 LAPSED: Final = "no renewal was answered within its time to live"
 
 
+class Barred(Exception):
+    """A key is there that excludes the lease. The text is the key."""
+
+
 class Client(Protocol):
     """The calls that a lease needs of `shardmq.cluster.etcd.Etcd`, which imports much."""
 
@@ -60,6 +64,8 @@ class Lease:
         ttl_s: The seconds that the lease lasts without a renewal. Etcd has a minimum of 1.5 times
             its election timeout and then gives more.
         changed: Called with the lease each time it becomes held or lost.
+
+    `bar` is a key that must be absent when keys of the lease are written; "": there is none.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Lease:
         self._etcd = etcd
         self._asked_ttl_s = ttl_s
         self._changed = changed
+        self.bar = ""
         self.held_since: float | None = None
         self.lost = "it has not been made yet"
         self.trouble = ""
@@ -98,7 +105,10 @@ class Lease:
         await self._held.wait()
 
     async def hold(self) -> Never:
-        """Make the lease, renew it and make it anew for ever. Run this as a task."""
+        """Make the lease, renew it and make it anew for ever. Run this as a task.
+
+        Raises Barred.
+        """
         backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
         while True:
             self._wake.clear()
@@ -146,11 +156,13 @@ class Lease:
         return sent_at + ttl_s / RENEWALS
 
     async def _write(self) -> None:
-        """Write the keys that the lease does not have yet."""
+        """Write the keys that the lease does not have yet. Raises Barred."""
         if self._unwritten:
             writing = {key: self._values[key] for key in sorted(self._unwritten)}
             puts = [Put(key, value, self._lease) for key, value in writing.items()]
-            await self._etcd.transact((), puts)
+            absent = [Compare(self.bar, create_revision=0)] if self.bar else []
+            if not (await self._etcd.transact(absent, puts)).succeeded:
+                raise Barred(self.bar)
             # A value that was put meanwhile is written next.
             self._unwritten -= {key for key, value in writing.items() if self._values[key] is value}
         self._has_keys = True

@@ -4,15 +4,16 @@ A node claims both at its first start, each by a transaction that creates a reco
 `cluster.json` in its data directory keeps them, and has an *identity*: random bytes that tell this
 data directory from another one which is started under the name of the same node.
 
-    /shardmq/NAME/members/ID    Member   a node of the cluster, whether it runs or not
-    /shardmq/NAME/secret        a fingerprint of the secret, so that no node with another one joins
+    /shardmq/NAME/members/ID    Member     a node of the cluster, whether it runs or not
+    /shardmq/NAME/forgotten/ID  Forgotten  a node that was one, and may not come back
+    /shardmq/NAME/secret        bytes      a fingerprint, so that no node with another secret joins
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -33,6 +34,7 @@ from shardmq.cluster.pairs import (
 )
 from shardmq.cluster.records import (
     BAD_JSON,
+    FIRST_HOME,
     NODES_MAX,
     SHARDS_MAX,
     BadRecord,
@@ -62,6 +64,16 @@ class Member(Struct, frozen=True):
     identity: str
 
 
+class Forgotten(Member, frozen=True):
+    """A node that was forgotten.
+
+    burnt: the numbers of its lost shards of which other nodes have older copies. They are not used
+        again, because the terms of such copies are higher than those of a new shard.
+    """
+
+    burnt: list[int] = []
+
+
 class Place(Struct, frozen=True):
     """The content of `cluster.json`. The number is UNCLAIMED before the first claim."""
 
@@ -75,6 +87,11 @@ class Place(Struct, frozen=True):
 def members_key(keys: KeyNames) -> str:
     """Return how the keys of all members begin."""
     return f"{keys.all}members/"
+
+
+def forgotten_key(keys: KeyNames, number: int | str = "") -> str:
+    """Return the key that says that a node was forgotten, or how the keys of all those begin."""
+    return f"{keys.all}forgotten/{number}"
 
 
 def read_place(data_dir: Path, cluster: str, node: str) -> Place:
@@ -148,10 +165,17 @@ class Claims:
             raise NoPlace("the cluster has another secret than cluster.secret says")
 
     async def number(self, place: Place) -> Place:
-        """Return the place with the number of the node, which is claimed if there is none yet."""
-        listing = await self._etcd.range(self._members)
+        """Return the place with the number of the node, which is claimed if there is none yet.
+
+        The number of a node that was forgotten is never given to another one.
+        """
+        members = await self._etcd.range(self._members)
         taken: set[int] = set()
-        for pair in listing.pairs:
+        for number, forgotten in (await self._all_forgotten()).items():
+            taken.add(number)
+            if forgotten.identity == place.identity:
+                raise NoPlace(was_forgotten(place.node))
+        for pair in members.pairs:
             number = number_in(pair.key)
             taken.add(number)
             member = member_of(pair.key, pair.value)
@@ -166,24 +190,28 @@ class Claims:
         free = [place.number] if known else [n for n in range(NODES_MAX) if n not in taken]
         value = msgspec.json.encode(Member(place.node, place.identity))
         for number in free:
-            if number not in taken and await self._create(f"{self._members}{number}", value):
+            keys = f"{self._members}{number}", forgotten_key(self._keys, number)
+            if number not in taken and await self._create(*keys, value=value):
                 return msgspec.structs.replace(place, number=number)
         if known:
             raise NoPlace(f"another node of the cluster has the number {place.number}")
-        raise NoPlace(f"the cluster has {NODES_MAX} nodes, which is the most that it can have")
+        raise NoPlace(
+            f"the cluster has had {NODES_MAX} nodes, those that were forgotten among them, which "
+            "is the most that it can have"
+        )
 
     async def shards(self, place: Place, count: int, held: Collection[int]) -> Place:
         """Return the place with at least `count` shards; those that are missing are claimed.
 
+        Shards that the node got from one that was forgotten are none of them: it has copies.
         The first node of a cluster may bring shards that it had before, whose directories it holds:
         their numbers are claimed as they are.
         """
         listing = await self._etcd.range(self._keys.shards)
         owners = {
-            number_in(pair.key): decoded(pair.key, pair.value, Copies).leader
-            for pair in listing.pairs
+            number_in(pair.key): decoded(pair.key, pair.value, Copies) for pair in listing.pairs
         }
-        own = {shard for shard, owner in owners.items() if owner == place.number}
+        own = {shard for shard, claim in owners.items() if _is_made_by(place.number, claim)}
         brought = set(held) - own - set(place.shards)
         if brought and owners.keys() - own:
             raise NoPlace(
@@ -195,15 +223,17 @@ class Claims:
             if shard in owners or not await self._create_shard(shard, place.number):
                 raise NoPlace(f"shard {shard} belongs to another node of the cluster")
             own.add(shard)
-        for shard in range(SHARDS_MAX):
+        burnt = {each for gone in (await self._all_forgotten()).values() for each in gone.burnt}
+        for shard in sorted(set(range(SHARDS_MAX)) - burnt):
             if len(own) >= count:
                 break
             is_free = shard not in owners and shard not in own
             if is_free and await self._create_shard(shard, place.number):
                 own.add(shard)
         if len(own) < count:
+            most = SHARDS_MAX - len(burnt)
             raise NoPlace(
-                f"the cluster has {SHARDS_MAX} shards, which is the most that it can have: "
+                f"the cluster has {most} shards, which is the most that it can have: "
                 f"{count} are wanted here (shards.count), {len(own)} are there"
             )
         return msgspec.structs.replace(place, shards=sorted(own))
@@ -229,42 +259,132 @@ class Claims:
         put = Put(key, encoded(record))
         await self._etcd.transact([Compare(key, mod_revision=wanted.revision)], [put])
 
-    async def forget(self, number: int, *, only_check: bool = False) -> None:
-        """Remove the claims of a node that is gone for good, or only check that they may go.
+    async def forget(self, number: int, lost: Collection[int] | None = None) -> Inheritance:
+        """Take a node that is gone for good out of the cluster, or (None) only say what that does.
 
-        Raises NoPlace if the node lives, or if other nodes have copies of its shards: these stay
-        the shards of this node.
+        Its shards get new homes, or are lost with their claims. The node may not come back.
+
+        lost: the shards that may be lost. Raises NoPlace if others would be lost by now, if the
+            node lives, or if it alone has all of a shard of another node. Raises BadRecord.
         """
-        listing = await self._etcd.range(self._keys.shards)
-        own = []
-        for pair in listing.pairs:
-            claim = decoded(pair.key, pair.value, Copies)
-            if claim.leader == number:
-                own.append(pair)
-                if claim.members != [number]:
-                    shard = number_in(pair.key)
-                    raise NoPlace(f"its shard {shard} has copies on other nodes, and goes on there")
-        if only_check:
-            return
-        absent = Compare(self._keys.node(number), create_revision=0)
-        same = [Compare(pair.key, mod_revision=pair.mod_revision) for pair in own]
-        gone = [Delete(key) for key in (f"{self._members}{number}", *(pair.key for pair in own))]
-        outcome = await self._etcd.transact([absent, *same], gone)
-        if not outcome.succeeded:
+        keys = self._keys
+        members = {number_in(pair.key): pair for pair in (await self._range(self._members))}
+        if number not in members:
+            raise NoPlace(f"the cluster has no node {number}")
+        names = {node: member_of(pair.key, pair.value).name for node, pair in members.items()}
+        alive = {number_in(pair.key) for pair in await self._range(keys.nodes)}
+        claimed = {number_in(pair.key): pair for pair in await self._range(keys.shards)}
+        recorded = {number_in(pair.key): pair for pair in await self._range(keys.copies)}
+        claims = {shard: decoded(pair.key, pair.value, Copies) for shard, pair in claimed.items()}
+        records = {shard: _record_of(pair) for shard, pair in recorded.items()}
+        found = inheritance(number, claims, records, names, alive)
+        if lost is None:
+            return found
+        member = member_of(members[number].key, members[number].value)
+        burnt = [shard for shard in found.lost if shard in records]
+        forgotten = Forgotten(member.name, member.identity, burnt)
+        compares = [
+            Compare(keys.node(number), create_revision=0),
+            Compare(members[number].key, mod_revision=members[number].mod_revision),
+        ]
+        then: list[Operation] = [
+            Delete(members[number].key),
+            Put(forgotten_key(keys, number), msgspec.json.encode(forgotten)),
+        ]
+        for shard in (*found.lost, *found.homes):
+            compares.append(Compare(keys.shard(shard), mod_revision=claimed[shard].mod_revision))
+            record = recorded.get(shard)
+            revision = 0 if record is None else record.mod_revision
+            compares.append(Compare(keys.copies_of(shard), mod_revision=revision))
+        for shard in found.lost:
+            then += [Delete(keys.shard(shard)), Delete(keys.copies_of(shard))]
+        for shard, home in found.homes.items():
+            claim = claims[shard]
+            given = Copies(claim.term + 1, home, in_sync=[home], members=claim.members)
+            then.append(Put(keys.shard(shard), encoded(given)))
+        if set(found.lost) - set(lost) or not (await self._etcd.transact(compares, then)).succeeded:
             raise NoPlace(f"node {number} lives, or its claims have just changed")
+        return found
+
+    async def _all_forgotten(self) -> dict[int, Forgotten]:
+        """Return the nodes that were forgotten, by number."""
+        pairs = await self._range(forgotten_key(self._keys))
+        return {number_in(pair.key): _forgotten_of(pair) for pair in pairs}
+
+    async def _range(self, prefix: str) -> tuple[Pair, ...]:
+        return (await self._etcd.range(prefix)).pairs
 
     async def _create_shard(self, shard: int, node: int) -> bool:
-        record = Copies(term=1, leader=node, in_sync=[node], members=[node])
-        return await self._create(self._keys.shard(shard), encoded(record))
+        record = Copies(FIRST_HOME, node, in_sync=[node], members=[node])
+        return await self._create(self._keys.shard(shard), value=encoded(record))
 
-    async def _create(self, key: str, value: bytes) -> bool:
-        """Create a pair; return False if the key is there."""
-        outcome = await self._etcd.transact([Compare(key, create_revision=0)], [Put(key, value)])
-        return outcome.succeeded
+    async def _create(self, key: str, *others: str, value: bytes) -> bool:
+        """Create a pair; return False if its key, or one of the others, is there."""
+        absent = [Compare(each, create_revision=0) for each in (key, *others)]
+        return (await self._etcd.transact(absent, [Put(key, value)])).succeeded
+
+
+def was_forgotten(node: str) -> str:
+    """Return what a node is told that was forgotten."""
+    return (
+        f"the node '{node}' was forgotten (shardctl cluster forget) and may not come back: start "
+        "it with an empty data directory, and it joins as a new node"
+    )
+
+
+class Inheritance(NamedTuple):
+    """What becomes of the shards of a node that is forgotten.
+
+    lost: the shards of which no other node has all.
+    homes: the number of the node that is the new home, by shard, for all others.
+    """
+
+    lost: list[int]
+    homes: dict[int, int]
+
+
+def inheritance(
+    node: int,
+    claims: Mapping[int, Copies],
+    records: Mapping[int, Record],
+    names: Mapping[int, str],
+    alive: Collection[int],
+) -> Inheritance:
+    """Return what becomes of the shards of a node.
+
+    The new home of a shard is the node that leads it, or else another one that has all of it, one
+    that is alive if there is one. Raises NoPlace if the node alone has all of a shard that is at
+    home elsewhere: the home has an older state of it, which would lack confirmed messages.
+
+    names: the names of all nodes, by number.
+    """
+    found = Inheritance([], {})
+    for shard, claim in sorted(claims.items()):
+        record = records.get(shard)
+        in_sync = {} if record is None else record.in_sync
+        heirs = [each for each in claim.members if each != node and names.get(each) in in_sync]
+        if claim.leader != node:
+            if names[node] in in_sync and not heirs:
+                home = names.get(claim.leader, claim.leader)
+                raise NoPlace(f"it alone has all of shard {shard}, whose home is '{home}'")
+        elif not heirs:
+            found.lost.append(shard)
+        else:
+            leader = "" if record is None else record.leader
+            found.homes[shard] = min(
+                heirs, key=lambda each: (names[each] != leader, each not in alive, each)
+            )
+    return found
+
+
+def _is_made_by(node: int, claim: Copies) -> bool:
+    """Return whether a node is the home of a shard because it has made the shard."""
+    return node == claim.leader and claim.term == FIRST_HOME
 
 
 def _is_seat(node: int, claim: Copies) -> bool:
-    return node in claim.members and node != claim.leader
+    """Return whether a node has a shard among its copies, be it the home or not."""
+    return node in claim.members and not _is_made_by(node, claim)
 
 
 class Wanted(NamedTuple):
@@ -409,6 +529,13 @@ def _record_of(pair: Pair) -> Record:
         return msgspec.json.decode(pair.value, type=Record)
     except (*BAD_JSON, RecordError) as error:
         raise BadRecord(f"{pair.key}: {error}") from None
+
+
+def _forgotten_of(pair: Pair) -> Forgotten:
+    try:
+        return msgspec.json.decode(pair.value, type=Forgotten)
+    except BAD_JSON as error:
+        raise BadRecord(f"{pair.key}: no forgotten node: {error}") from None
 
 
 def member_of(key: str, value: bytes) -> Member:

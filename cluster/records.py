@@ -33,6 +33,9 @@ COPIES_PORT: Final = "copies-"
 # The folder of the data directory that has the copies of shards of other nodes.
 COPIES_FOLDER: Final = "copies"
 
+# The term of a claim whose home is the node that has made the shard.
+FIRST_HOME: Final = 1
+
 # The versions of a node that says none.
 FIRST: Final = Versions(streams=Range(1, 1), wire=Range(2, 2), catalog=Range(1, 1))
 
@@ -106,6 +109,8 @@ class Node(Struct, frozen=True):
 class Copies(Struct, frozen=True):
     """The claim of a shard by its home, the node with the number `leader`.
 
+    term: FIRST_HOME, and one more for each home that followed one that was forgotten. Such a home
+        has the shard among its copies.
     members: the numbers of the nodes that have, or are to have, a copy, the home among them. Who
         leads a shard with copies says the record at `copies/N`.
     """

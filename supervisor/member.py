@@ -21,8 +21,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shardmq.cluster.lease import Lease
-from shardmq.cluster.membership import Claims, NoPlace, Seats, read_place, write_place
+from shardmq.cluster.lease import Barred, Lease
+from shardmq.cluster.membership import (
+    Claims,
+    NoPlace,
+    Seats,
+    forgotten_key,
+    read_place,
+    was_forgotten,
+    write_place,
+)
 from shardmq.cluster.pairs import EtcdAway, EtcdRefused
 from shardmq.cluster.records import (
     COPIES_PORT,
@@ -253,8 +261,16 @@ class Member:
         self._lease.put(KeyNames(self._settings.name).node(node.number), encoded(node))
         self._announced = node
         if self._holding is None:
-            self._holding = asyncio.create_task(self._lease.hold())
+            self._lease.bar = forgotten_key(KeyNames(self._settings.name), node.number)
+            self._holding = asyncio.create_task(self._hold())
             self._holding.add_done_callback(self.failed)
+
+    async def _hold(self) -> None:
+        """Hold the lease. Raises ConfigError when the node was forgotten meanwhile."""
+        try:
+            await self._lease.hold()
+        except Barred:
+            raise ConfigError(f"cluster: {was_forgotten(self.name)}") from None
 
     async def check_versions(self) -> None:
         """Return when this node, which is announced, may work with those that were there before.

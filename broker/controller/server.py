@@ -66,6 +66,7 @@ from shardmq.broker.shared.control import (
     VirtualLook,
     node_of,
 )
+from shardmq.cluster.membership import Inheritance
 from shardmq.cluster.replicated_files import Deposed
 from shardmq.cluster.streams import (
     CONTROL,
@@ -172,7 +173,7 @@ class Controller:
         self.bridges = Bridges(
             self.authority, lambda: self.config.runtime_dir, lambda: self.config.default_user
         )
-        self.forget_node: Callable[..., Awaitable[None]] | None = None
+        self.forget_node: Callable[..., Awaitable[Inheritance]] | None = None
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges(elsewhere)
         self.ended_streams = EndedStreams(

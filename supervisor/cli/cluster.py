@@ -66,7 +66,7 @@ def drain(
             fail(f"the drain of {thing} was cancelled")
         if now["queues"] != said:
             said = now["queues"]
-            typer.echo(f"{said} queues are left", err=True)
+            typer.echo(f"{_counted(said, 'queue')} left", err=True)
         if not said:
             return
         left = now["left_behind"]
@@ -98,9 +98,16 @@ def forget(
         bool, typer.Option(help="Lose the queues that lie on the node, with their messages.")
     ] = False,
 ) -> None:
-    """Take a node that is gone for good out of the cluster."""
+    """Take a node that is gone for good out of the cluster. It may not come back.
+
+    Its shards go on at other nodes that have all of them. Those that no other node has are lost.
+    """
     now = api.post("nodes", name, "forget", body={"lose": lose}, thing=f"node '{name}'")
-    typer.echo(f"{now['node']} is forgotten, {now['queues_lost']} queues are lost")
+    typer.echo(f"{now['node']} is forgotten, {_counted(now['queues_lost'], 'queue')} lost")
+    for shard, home in now["new_homes"].items():
+        typer.echo(f"shard {shard} has its home on {home}")
+    if now["shards_lost"]:
+        typer.echo(f"lost shards: {', '.join(map(str, now['shards_lost']))}")
 
 
 def join(
@@ -125,6 +132,11 @@ def join(
         if time.monotonic() > until:
             fail(f"node '{name}' does not take part after {within:g} s")
         time.sleep(LOOK_S)
+
+
+def _counted(count: int, noun: str) -> str:
+    """Return how many there are, with the verb."""
+    return f"{count} {noun} is" if count == 1 else f"{count} {noun}s are"
 
 
 def _is_named(row: dict[str, Any], name: str) -> bool:

@@ -420,7 +420,9 @@ def test_a_node_that_is_back_leads_its_shards_again_and_nothing_is_nacked(
         assert all(pump.longest_s < HAND_OVER_S_MAX for pump in pumps)
 
 
-def test_a_node_that_is_lost_for_long_is_replaced(own: RealEtcd, tmp_path: Path) -> None:
+def test_a_node_that_is_lost_for_long_is_replaced_and_may_be_forgotten(
+    own: RealEtcd, tmp_path: Path
+) -> None:
     environment = {"SHARDMQ_CLUSTER_REPLACE_AFTER_S": "1"}
     with RealCluster(tmp_path, own, replicas=2, environment=environment) as cluster:
         cluster.wait_for_copies()
@@ -439,4 +441,23 @@ def test_a_node_that_is_lost_for_long_is_replaced(own: RealEtcd, tmp_path: Path)
         lost.restart()
         wait_for_nodes(cluster.nodes[0], 3)
         more_confirms(pumps)
+        # It is gone for good. Its shard goes on where all of it is, also after a restart there.
+        lost.kill_all()
+        wait_for_nodes(cluster.nodes[0], 2)
+        wait_for_others(cluster, lost)
+        leader = cluster.copies()[2].leader
+        told = api(cluster.nodes[1], f"nodes/{name}/forget", {})
+        assert (told["new_homes"], told["shards_lost"], told["queues_lost"]) == (
+            {"2": leader},
+            [],
+            0,
+        )
+        wait_until(lambda: len(api(cluster.nodes[0], "nodes")) == 2, "the node to go")
+        cluster.named(leader).stop()
+        cluster.named(leader).restart()
+        cluster.wait_for_copies()
+        more_confirms(pumps)
         check(cluster, pumps)
+        with pytest.raises(AssertionError, match=f"the node '{name}' was forgotten"):
+            lost.restart()
+        assert lost.process.wait() == 2

@@ -15,7 +15,7 @@ import pytest
 from shardmq.cluster import lease as lease_module
 from shardmq.cluster.backoff import Backoff
 from shardmq.cluster.etcd import Etcd
-from shardmq.cluster.lease import LAPSED, RENEWALS, Lease
+from shardmq.cluster.lease import LAPSED, RENEWALS, Barred, Lease
 from shardmq.cluster.pairs import (
     Changes,
     Compare,
@@ -96,6 +96,17 @@ async def renewed(etcd: Etcd, times: int) -> None:
 
 
 # -- with a real etcd ------------------------------------------------------------------------------
+
+
+async def test_a_lease_that_a_key_excludes_ends_and_has_no_keys(etcd: Etcd, prefix: str) -> None:
+    barred = Held(etcd)
+    barred.lease.bar = f"{prefix}bar"
+    barred.lease.put(f"{prefix}a", b"1")
+    await etcd.transact([], [Put(f"{prefix}bar", b"")])
+    with pytest.raises(Barred, match=f"{prefix}bar"):
+        async with asyncio.timeout(WAIT_S):
+            await barred.lease.hold()
+    assert await values(etcd, prefix) == {f"{prefix}bar": b""} and not barred.lease.is_held()
 
 
 async def test_the_keys_are_there_as_long_as_the_lease_is_held(etcd: Etcd, prefix: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,12 +19,13 @@ from shardmq.cluster.membership import (
     NoPlace,
     Place,
     Seats,
+    inheritance,
     members_key,
     read_place,
     write_place,
 )
-from shardmq.cluster.pairs import Changes, Delete, Deleted, Listing, Pair, Put
-from shardmq.cluster.records import SHARDS_MAX, BadRecord, Copies, KeyNames, encoded
+from shardmq.cluster.pairs import Changes, Delete, Deleted, Listing, Outcome, Pair, Put
+from shardmq.cluster.records import SHARDS_MAX, BadRecord, Copies, KeyNames, decoded, encoded
 from shardmq.cluster.rules import Record
 
 KEYS = KeyNames("tea")
@@ -101,24 +104,142 @@ async def test_a_node_is_forgotten_with_its_claims_unless_it_lives(
     claims, keys = Claims(etcd, cluster), KeyNames(cluster)
     await etcd.transact([], [Put(keys.node(gone.number), b"alive")])
     with pytest.raises(NoPlace, match="lives"):
-        await claims.forget(gone.number)
+        await claims.forget(gone.number, gone.shards)
     await etcd.transact([], [Delete(keys.node(gone.number))])
-    await claims.forget(gone.number, only_check=True)
-    await claims.forget(gone.number)
+    assert await claims.forget(gone.number) == (gone.shards, {})
+    with pytest.raises(NoPlace, match="have just changed"):
+        await claims.forget(gone.number, gone.shards[:1])  # more would be lost than was said
+    await claims.forget(gone.number, gone.shards)
     left = {pair.key.removeprefix(keys.all) for pair in (await etcd.range(keys.all)).pairs}
-    assert left == {"members/1", "shards/2", "shards/3"}
-    next_one = await claim(etcd, new_place(cluster, "c"))
-    assert (next_one.number, next_one.shards) == (gone.number, gone.shards)
+    assert left == {"members/1", "forgotten/0", "shards/2", "shards/3"}
+    with pytest.raises(NoPlace, match="has no node 0"):
+        await claims.forget(gone.number, gone.shards)
 
 
-async def test_a_node_whose_shards_others_have_copies_of_is_not_forgotten(
+async def test_a_node_that_was_forgotten_is_refused_and_its_number_is_not_used_again(
     etcd: Etcd, cluster: str
 ) -> None:
-    place = await claim(etcd, new_place(cluster, "a"), shards=1)
-    record = Copies(term=1, leader=place.number, in_sync=[place.number], members=[place.number, 7])
-    await etcd.transact([], [Put(KeyNames(cluster).shard(place.shards[0]), encoded(record))])
-    with pytest.raises(NoPlace, match="copies on other nodes"):
-        await Claims(etcd, cluster).forget(place.number, only_check=True)
+    gone = await claim(etcd, new_place(cluster, "a"))
+    await Claims(etcd, cluster).forget(gone.number, gone.shards)
+    for place in (gone, new_place(cluster, "a")):  # as its file says, and without one
+        with pytest.raises(NoPlace, match="the node 'a' was forgotten .* empty data directory"):
+            await claim(etcd, place)
+    other = await claim(etcd, Place(cluster, "a", identity="another one"))
+    assert (other.number, other.shards) == (1, gone.shards)
+
+
+async def test_shards_that_others_have_are_at_home_there_when_their_home_is_forgotten(
+    etcd: Etcd, cluster: str
+) -> None:
+    gone = await claim(etcd, new_place(cluster, "a"), 4)
+    await claim(etcd, new_place(cluster, "b"), 1)
+    third = await claim(etcd, new_place(cluster, "c"), 1)
+    keys, claims = KeyNames(cluster), Claims(etcd, cluster)
+    puts = [put(keys.node(third.number), None)]
+    for shard, members, leader, in_sync in (
+        (0, (0, 1, 2), "c", "ac"), (1, (0, 1), "a", "a"), (2, (0, 1, 2), "a", "abc"),
+        (4, (1, 0), "b", "ba"), (5, (2, 0, 1), "c", "c"),
+    ):  # fmt: skip
+        record = Record(3, leader, 1, "s", dict.fromkeys(in_sync, "copy"))
+        puts += [put(keys.shard(shard), claim_of(*members))]
+        puts += [Pair(keys.copies_of(shard), msgspec.json.encode(record), 1, 1)]
+    await etcd.transact([], [Put(pair.key, pair.value) for pair in puts])
+    found = await claims.forget(gone.number)
+    # Who leads, or else who lives; shard 1 has a copy that is not in sync, and shard 3 has none.
+    assert found == ([1, 3], {0: 2, 2: 2})
+    assert await claims.forget(gone.number, found.lost) == found
+    listing = await etcd.range(keys.all)
+    left = {pair.key for pair in listing.pairs if pair.key.startswith((keys.shards, keys.copies))}
+    kept = (0, 2, 4, 5)
+    assert left == {*map(keys.shard, kept), *map(keys.copies_of, kept)}
+    pair = await etcd.get(keys.shard(0))
+    assert pair is not None
+    # Of three members there are to be three, so that one does not confirm alone.
+    assert decoded(pair.key, pair.value, Copies) == Copies(2, 2, in_sync=[2], members=[0, 1, 2])
+    seats = Seats(keys, third.number, 3)
+    seats.take(listing)
+    assert seats.taken() == {0, 2}, "they are among its copies"
+    assert await claims.copied(third, 3) == (third.shards, [0, 2])
+    assert await claim(etcd, third, 1) == third, "they are none of those that it has made"
+    # Shard 3 had no copies. Those of shard 1 have terms that those of a new shard would not reach.
+    assert (await claim(etcd, new_place(cluster, "d"), 2)).shards == [3, 6]
+    # The next home is forgotten in the same way.
+    await etcd.transact([], [Delete(keys.node(third.number))])
+    assert await claims.forget(third.number) == ([0, 5], {2: 1})
+
+
+class Overtaken:
+    """An etcd in which a key changes before each transaction."""
+
+    def __init__(self, etcd: Etcd, changed: Pair) -> None:
+        self._etcd = etcd
+        self._changed = changed
+        self.range = etcd.range
+
+    async def transact(self, *what: Any) -> Outcome:
+        await self._etcd.transact([], [Put(self._changed.key, self._changed.value)])
+        return await self._etcd.transact(*what)
+
+
+async def test_a_node_is_not_forgotten_by_what_is_old_already(etcd: Etcd, cluster: str) -> None:
+    gone = await claim(etcd, new_place(cluster, "a"))
+    await claim(etcd, new_place(cluster, "b"))
+    keys = KeyNames(cluster)
+    record = msgspec.json.encode(Record(3, "b", 1, "s", {"b": "copy"}))
+    for changed in (
+        put(keys.node(gone.number), None),
+        put(keys.shard(0), claim_of(0, 1)),
+        Pair(keys.copies_of(0), record, 1, 1),
+        Pair(f"{members_key(keys)}0", msgspec.json.encode(Member("a", "another")), 1, 1),
+    ):
+        overtaken = Claims(Overtaken(etcd, changed), cluster)
+        with pytest.raises(NoPlace, match="have just changed"):
+            await overtaken.forget(gone.number, gone.shards)
+        await etcd.transact([], [Delete(keys.node(gone.number))])
+    assert await etcd.get(keys.shard(1)) is not None
+
+
+def test_a_node_that_alone_has_all_of_the_shard_of_another_one_is_not_forgotten() -> None:
+    claims = {0: claim_of(1, 0, 2)}
+    records = {0: Record(3, "n0", 1, "s", {"n0": "copy"})}
+    names = {node: f"n{node}" for node in range(3)}
+    with pytest.raises(NoPlace, match="it alone has all of shard 0, whose home is 'n1'"):
+        inheritance(0, claims, records, names, {1, 2})
+    records = {0: Record(3, "n0", 1, "s", {"n0": "copy", "n2": "copy"})}
+    assert inheritance(0, claims, records, names, {1, 2}) == ([], {})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_shard_of_a_forgotten_node_is_lost_or_at_home_where_all_of_it_is(seed: int) -> None:
+    chance = random.Random(seed)
+    names = {node: f"n{node}" for node in range(5)}
+    claims, records = {}, {}
+    for shard in range(40):
+        members = chance.sample(range(5), chance.randint(1, 4))
+        claims[shard] = claim_of(*members)
+        in_sync = {f"n{node}" for node in chance.sample(members, chance.randint(1, len(members)))}
+        if len(members) > 1:
+            leader = chance.choice(sorted(in_sync))
+            records[shard] = Record(3, leader, 1, "s", dict.fromkeys(in_sync, "copy"))
+    alive = {node for node in range(1, 5) if chance.random() < 0.7}
+    own = {shard for shard, each in claims.items() if each.leader == 0}
+    claims = {  # those that it alone has are refused
+        shard: each
+        for shard, each in claims.items()
+        if shard in own or shard not in records or set(records[shard].in_sync) != {"n0"}
+    }
+    found = inheritance(0, claims, records, names, alive)
+    assert own == {*found.lost, *found.homes} and len(own) == len(found.lost) + len(found.homes)
+    for shard in found.lost:
+        assert shard not in records or set(records[shard].in_sync) == {"n0"}
+    for shard, home in found.homes.items():
+        others = set(records[shard].in_sync) - {"n0"}
+        assert names[home] in others and home in claims[shard].members
+        leader = records[shard].leader
+        assert names[home] == leader or leader == "n0"
+        assert (
+            home in alive or names[home] == leader or not {names[each] for each in alive} & others
+        )
 
 
 async def test_a_cluster_has_a_bound(etcd: Etcd, cluster: str) -> None:
@@ -279,6 +400,17 @@ def test_a_node_that_is_forgotten_is_replaced_at_once_also_without_a_time() -> N
     lost.members.discard(1)
     lost.run(1)
     assert lost.claims[0].members == [0, 2]
+
+
+def test_a_home_that_is_forgotten_is_replaced_and_the_next_home_keeps_its_copy() -> None:
+    lost = Cluster(replicas=2, nodes=3)
+    lost.claims, lost.records = {0: claim_of(0, 1)}, {0: {1}}
+    lost.alive = {1, 2}
+    lost.members.discard(0)
+    lost.claims = {0: Copies(2, 1, in_sync=[1], members=[0, 1])}
+    lost.run(60)
+    assert lost.claims[0].members == [1, 2] and lost.records[0] == {1, 2}
+    assert lost.took == [(2, 0)]
 
 
 def test_nobody_is_replaced_while_nobody_leads_or_no_other_node_is_there() -> None:

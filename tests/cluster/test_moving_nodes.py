@@ -115,6 +115,7 @@ def test_nodes_are_drained_evened_out_and_forgotten(cluster: RealCluster) -> Non
     )
     assert f"{there} queues" in refusal(cluster, "POST", f"nodes/{name}/forget", {})
     told = ask(cluster.nodes[1], "POST", f"nodes/{name}/forget", {"lose": True})
-    assert told == {"node": name, "queues_lost": there, "queues_kept": 0}
+    lost = {"queues_lost": there, "queues_kept": 0, "shards_lost": [2]}
+    assert told == {"node": name, **lost, "new_homes": {}}
     wait_until(lambda: len(ask(cluster.nodes[0], "GET", "nodes")) == 2, "the node to go")
     assert len(ask(cluster.nodes[0], "GET", "queues")) == QUEUES + 1 - there

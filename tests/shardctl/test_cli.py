@@ -473,7 +473,13 @@ def test_queues_change_their_nodes_by_command(
         "/api/cluster/rebalance": [moved],
         "/api/nodes/n/drain": drained,
         "/api/nodes/m/drain": drained | {"queues": 1, "left_behind": [stuck]},
-        "/api/nodes/n/forget": {"node": "n", "queues_lost": 2, "queues_kept": 0},
+        "/api/nodes/n/forget": {"node": "n", "queues_lost": 1, "shards_lost": [4], "new_homes": {}},
+        "/api/nodes/m/forget": {
+            "node": "m",
+            "queues_lost": 0,
+            "shards_lost": [],
+            "new_homes": {"3": "shardmq@n"},
+        },
         "/api/nodes": [{"name": "shardmq@n", "running": True, "uptime": 1, "shards": [2, 3]}],
     }.items():
         monkeypatch.setitem(ANSWERS, path, answer)
@@ -482,8 +488,24 @@ def test_queues_change_their_nodes_by_command(
         (["move_queue", "q", "b"], ("queues/%2F/q/relocation", {"node": "b"}), 0, ""),
         (["cluster", "rebalance", "--dry-run"], ("cluster/rebalance", {"dry_run": True}), 0, "a"),
         (["cluster", "drain", "n"], ("nodes/n/drain", {}), 0, "0 queues are left"),
-        (["cluster", "drain", "m"], ("nodes/m/drain", {}), 1, "'s' in vhost '/' stays: it is a"),
-        (["cluster", "forget", "n", "--lose"], ("nodes/n/forget", {"lose": True}), 0, "2 queues"),
+        (
+            ["cluster", "drain", "m"],
+            ("nodes/m/drain", {}),
+            1,
+            "1 queue is left\nqueue 's' in vhost '/' stays: it is a",
+        ),
+        (
+            ["cluster", "forget", "n", "--lose"],
+            ("nodes/n/forget", {"lose": True}),
+            0,
+            "n is forgotten, 1 queue is lost\nlost shards: 4\n",
+        ),
+        (
+            ["cluster", "forget", "m"],
+            ("nodes/m/forget", {"lose": False}),
+            0,
+            "m is forgotten, 0 queues are lost\nshard 3 has its home on shardmq@n\n",
+        ),
         (["cluster", "join", "n"], None, 0, "shardmq@n takes part, with the shards 2, 3"),
         (["cluster", "join", "x", "--within", "0"], None, 1, "does not take part"),
     ):

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shardmq.supervisor.config import Cluster
+from shardmq.cluster.lease import Barred
+from shardmq.supervisor.config import Cluster, ConfigError
 from shardmq.supervisor.member import Member
 
 
@@ -42,4 +43,15 @@ async def test_the_end_of_the_lease_is_told(tmp_path: Path) -> None:
         for _ in range(5):  # passes of the loop
             await asyncio.sleep(0)
     with pytest.raises(RuntimeError, match="a fault of ours"):
+        ended[0].result()
+
+
+async def test_a_node_that_was_forgotten_while_it_ran_is_told_why(tmp_path: Path) -> None:
+    async def fails() -> None:
+        raise Barred("/shardmq/tea/forgotten/0")
+
+    with announced(tmp_path, fails) as ended:
+        for _ in range(5):  # passes of the loop
+            await asyncio.sleep(0)
+    with pytest.raises(ConfigError, match="the node 'shardmq@a' was forgotten"):
         ended[0].result()

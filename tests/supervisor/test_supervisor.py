@@ -134,19 +134,26 @@ class Broker:
             await asyncio.sleep(POLL_S)
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (RuntimeError("a fault"), 1, "a task of the supervisor has ended: a fault"),
+        (ConfigError("cluster: forgotten"), 2, "cluster: forgotten"),
+    ],
+)
 async def test_the_broker_stops_when_a_task_of_the_supervisor_ends(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, status: int, said: str
 ) -> None:
     """Nobody would renew the lease, look after the children or write their state."""
 
     async def fails() -> None:
-        raise RuntimeError("a fault of ours")
+        raise error
 
     broker = Broker(tmp_path)
     await broker.ready.wait()
     broker.supervisor._tasks.start(fails())
-    assert await broker.running == 1
-    assert "a task of the supervisor has ended: a fault of ours" in caplog.text
+    assert await broker.running == status
+    assert said in caplog.text
     assert all(f"shard-{number} drained" in broker.journal() for number in range(2))
 
 

@@ -176,9 +176,10 @@ class RealCluster:
         return [each for each in self.nodes if each is not node]
 
 
-def api(node: RealBroker, path: str) -> Any:
-    """GET a path of the API at a node."""
-    request = urllib.request.Request(f"http://{node.http}/api/{path}")
+def api(node: RealBroker, path: str, body: Any = None) -> Any:
+    """GET a path of the API at a node, or POST a body there."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{node.http}/api/{path}", data)
     request.add_header("Authorization", f"Basic {login(node)}")
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)

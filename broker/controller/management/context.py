@@ -34,6 +34,7 @@ from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.controller.streams.stream_reader import ReaderConnection, connected
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.logins import Logins
+from shardmq.cluster.membership import Inheritance
 
 
 @dataclass(slots=True)
@@ -65,8 +66,8 @@ class Context:
     moves: Mapping[tuple[str, str], MoveProgress] = field(default_factory=dict)
     relocating: Relocating | None = None  # of a controller that runs
     bridges: Bridges | None = None  # of a controller that runs
-    # Takes the claims of a node with this number out of etcd; None without a cluster.
-    forget_node: Callable[..., Awaitable[None]] | None = None
+    # `Claims.forget`; None without a cluster.
+    forget_node: Callable[..., Awaitable[Inheritance]] | None = None
     imports: Imports = field(default_factory=Imports)
     http_connections: HttpConnections = field(default_factory=HttpConnections)
     long_responses: LongResponses = field(default_factory=LongResponses)

@@ -72,7 +72,11 @@ class Relocating:
 
     def on_node(self, node: KnownNode) -> list[QueuePut]:
         """Return the queues that lie on a node, at least with a part of their messages."""
-        shards = set(node.shards)
+        return self.on_shards(node.shards)
+
+    def on_shards(self, numbers: Collection[int]) -> list[QueuePut]:
+        """Return the queues that lie on these shards, at least with a part of their messages."""
+        shards = set(numbers)
         return [
             queue
             for queue in self._catalog.index.all()

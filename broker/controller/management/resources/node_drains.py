@@ -18,6 +18,7 @@ from shardmq.broker.controller.requests import Forget
 from shardmq.broker.model.changes import DRAINED_NODES, ParameterDelete, ParameterPut
 from shardmq.cluster.membership import NoPlace
 from shardmq.cluster.pairs import EtcdAway, EtcdRefused
+from shardmq.cluster.records import BadRecord
 
 
 def _node(call: Call) -> KnownNode:
@@ -103,28 +104,38 @@ class ForgetBody(msgspec.Struct):
 
 
 async def forget(call: Call) -> dict[str, Any]:
-    """Take a node that is gone for good out of the cluster; show how many queues were lost."""
+    """Take a node that is gone for good out of the cluster; show what is lost, and what goes on."""
     node, body = _node(call), await call.body(ForgetBody)
     if node.is_alive:
         raise bad_request(f"'{node.name}' cannot be forgotten: it is alive")
     if call.context.forget_node is None:
         raise bad_request("there is no cluster")
-    queues = _relocating(call).on_node(node)
-    lost = [queue for queue in queues if queue.moving is None]
-    if queues and not body.lose:
-        raise bad_request(
-            f"'{node.name}' cannot be forgotten: {len(queues)} queues with their messages lie on "
-            "it; they are lost with the option to lose them"
-        )
     try:
-        await call.context.forget_node(node.number, only_check=True)
-        check(await call.authority.ask(Forget(frozenset(node.shards))))
-        await call.context.forget_node(node.number)
-    except (NoPlace, EtcdAway, EtcdRefused) as error:
+        found = await call.context.forget_node(node.number)
+        queues = _relocating(call).on_shards(found.lost)
+        if queues and not body.lose:
+            shards = ", ".join(map(str, found.lost))
+            raise bad_request(
+                f"'{node.name}' cannot be forgotten: {len(queues)} queues with their messages lie "
+                f"on shards of which no other node has all ({shards}); they are lost with the "
+                "option to lose them"
+            )
+        if found.lost:
+            check(await call.authority.ask(Forget(frozenset(found.lost))))
+        await call.context.forget_node(node.number, found.lost)
+    except (NoPlace, BadRecord, EtcdAway, EtcdRefused) as error:
         raise bad_request(f"'{node.name}' is not forgotten: {error}") from None
     if node.name in call.catalog.drained_nodes:
         await call.ask(ParameterDelete("", DRAINED_NODES, node.name))
-    return {"node": node.name, "queues_lost": len(lost), "queues_kept": len(queues) - len(lost)}
+    lost = sum(queue.moving is None for queue in queues)
+    names = {each.number: each.name for each in call.context.cluster.nodes}
+    return {
+        "node": node.name,
+        "queues_lost": lost,
+        "queues_kept": len(queues) - lost,
+        "shards_lost": found.lost,
+        "new_homes": {str(shard): names.get(home, "") for shard, home in found.homes.items()},
+    }
 
 
 DRAIN = "/api/nodes/{node}/drain"
