@@ -207,6 +207,7 @@ class Member:
             "port": first.getsockname()[1],
             "keys": msgspec.to_builtins(keys),
             "etcd": etcd,
+            "node_timeout_s": settings.node_timeout_s,
         }
         copies = {
             "cluster": place.cluster,
@@ -229,6 +230,7 @@ class Member:
                 for shard, (copies, session) in self._seats.items()
             ),
             copies=copies,
+            node_timeout_s=settings.node_timeout_s,
         )
 
     def _listening(self, sockets: Sockets) -> list[socket.socket]:

@@ -63,7 +63,7 @@ class ClusterPlan:
     `session_keys` of all children (shardd/wire/session.py). `controller` is the section `cluster`
     of the controller, and `fd` the TCP socket at which other controllers reach it. `seats` has the
     shards with copies, first those that are of this node, and `copies` the part of their sections
-    that is the same for all.
+    that is the same for all. Other nodes take over from one that is gone after `node_timeout_s`.
     """
 
     node: int
@@ -74,6 +74,7 @@ class ClusterPlan:
     fd: int = -1
     seats: tuple[SeatPlan, ...] = ()
     copies: dict[str, Any] | None = None
+    node_timeout_s: float = 6.0
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,7 @@ def children(
             "doors": doors,
             "shards": numbers,
             "session_keys": keys,
+            **({} if cluster is None else {"node_timeout_s": cluster.node_timeout_s}),
             "listen_fds": list(plain),
             "tls_listen_fds": list(secure),
             "backlog": BACKLOG,

@@ -45,6 +45,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     node: the name of this node, which has the number `number`.
     fd: the socket at which the other nodes reach this controller, at `host` and `port`.
+    node_timeout_s: other nodes take over from one that is gone after so many seconds.
     release: the version of the program, for people.
     """
 
@@ -56,6 +57,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     port: int
     keys: Keys
     etcd: EtcdSettings
+    node_timeout_s: float = 6.0
     release: str = ""
 
 

@@ -150,6 +150,7 @@ class Controller:
             config.own_shards,
             config.session_keys,
             config.term,
+            0.0 if config.cluster is None else config.cluster.node_timeout_s,
         )
         self.authority = Authority(
             loaded.catalog,

@@ -73,6 +73,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     - `shards` are the numbers of the shards of this node.
     - `session_keys` are those by which the shards of other nodes are reached; None: there are no
       other nodes.
+    - `node_timeout_s`: other nodes take over the shards of one that is gone after so long.
     - `boot` names one life of the broker.
     - `listen_fds` and `tls_listen_fds` are sockets that the supervisor has bound. `backlog` is how
       many connections may wait at each until they are accepted.
@@ -120,6 +121,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     tracing_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
     session_keys: SessionKeys | None = None
+    node_timeout_s: Seconds = 6
 
     loopback_users: frozenset[str] = frozenset({"guest"})
     log_level: Annotated[str, msgspec.Meta(pattern="(?i)^(debug|info|warning|error|critical)$")] = (

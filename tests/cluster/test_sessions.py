@@ -37,6 +37,7 @@ from tests.support.remote_shard import NUMBER, RemotePeer, RemoteShard, new_keys
 DOOR = 7
 SESSIONS = 30
 PATIENCE_S = 30
+NODE_TIMEOUT_S = 6
 
 
 @pytest.fixture
@@ -243,7 +244,7 @@ class Links:
     def __init__(self, directory: Path, shard: RemoteShard) -> None:
         config = BrokerConfig(
             runtime_dir=str(directory), door=DOOR, shards=[], listen_fds=[], boot="b",
-            session_keys=shard.keys,
+            session_keys=shard.keys, node_timeout_s=NODE_TIMEOUT_S,
         )  # fmt: skip
         self.heard = Heard()
         self.links = ShardLinks(config, first_incarnation(), self.heard)
@@ -349,13 +350,14 @@ async def test_publishes_for_a_shard_that_is_not_known_are_lost_and_not_kept(
 
 
 async def test_what_clients_ask_about_a_queue_of_a_node_that_is_down_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Within a bound, and with the name of the node if the front door has heard of it."""
-    monkeypatch.setattr(shard_link, "DOWN_S_MAX", 0.3)
     shard: Any = SimpleNamespace(keys=new_keys())
     made, queue = Links(tmp_path, shard), QueuePut("/", "q", 1, NUMBER)
     links = made.links
+    assert links.links[NUMBER].down_s == NODE_TIMEOUT_S + shard_link.DOWN_MARGIN_S
+    links.links[NUMBER].down_s = 0.3
     links.use_loop(asyncio.get_running_loop())
     never_met = asyncio.create_task(links.count_if_there(queue))
     await asyncio.sleep(0)
@@ -399,14 +401,14 @@ async def _ticked(links: ShardLinks, queue: QueuePut) -> tuple[int, int]:
 
 
 async def test_publishes_that_nobody_confirms_do_not_wait_for_a_node_that_is_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     shard: Any = SimpleNamespace(keys=new_keys())
     made = Links(tmp_path, shard)
     made.links.use_loop(asyncio.get_running_loop())
     link = made.links.links[0]  # where the routes of the pair lead
     for is_down in (False, True):
-        monkeypatch.setattr(shard_link, "DOWN_S_MAX", 0.0 if is_down else float("inf"))
+        link.down_s = 0.0 if is_down else float("inf")
         made.pair.gather()
         link.packing.clear()  # no confirm is wanted
         link.end_batch()

@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from shardmq.broker.controller.config import Cluster as ClusterOfController
 from shardmq.cluster.lease import Barred
+from shardmq.cluster.secret import keys_of
 from shardmq.supervisor.config import Cluster, ConfigError
 from shardmq.supervisor.member import Member
 
@@ -33,6 +35,19 @@ def announced(tmp_path: Path, holds: Any) -> Iterator[list[asyncio.Task[None]]]:
         yield ended
         assert member._holding is not None
         member._holding.cancel()
+
+
+def test_children_hear_after_how_long_other_nodes_take_over(tmp_path: Path) -> None:
+    settings = Cluster(name="tea", secret="a", address="127.0.0.1", node="a", node_timeout_s=9)
+    member = Member(settings, tmp_path, 0, (), 1)
+    member.place = msgspec.structs.replace(member.place, number=0)
+    member._keys = keys_of("a", "tea")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        sockets: Any = SimpleNamespace(cluster=[listening])
+        plan = member.node(sockets)
+    assert plan.controller is not None
+    told = msgspec.convert({**plan.controller, "release": "1"}, ClusterOfController)
+    assert (plan.node_timeout_s, told.node_timeout_s) == (9, 9)
 
 
 async def test_the_end_of_the_lease_is_told(tmp_path: Path) -> None:

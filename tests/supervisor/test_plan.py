@@ -104,7 +104,7 @@ def test_the_controller_alone_is_told_where_spans_go(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("doors", [0, 2])
 def test_in_a_cluster_shards_and_front_doors_have_numbers_of_the_cluster(doors: int) -> None:
     keys = {"public": "p", "secret": "s", "silent_s": 9.0}
-    cluster = ClusterPlan(3, (5, 8), (20, 21), keys)
+    cluster = ClusterPlan(3, (5, 8), (20, 21), keys, node_timeout_s=9)
     settings = Settings(front_doors=FrontDoors(count=doors))
     controller, *others = children(settings, 2, "/run", "b", listening(2), cluster)
     assert controller.section["own_shards"] == (5, 8)
@@ -117,7 +117,7 @@ def test_in_a_cluster_shards_and_front_doors_have_numbers_of_the_cluster(doors: 
     assert all(each["session_keys"] == keys for each in sections)
     found = [each.section if doors else each.section["front_door"] for each in others[-2:]]
     assert [(each["door"], each["shards"]) for each in found] == [(768, (5, 8)), (769, (5, 8))]
-    assert all(each["session_keys"] == keys for each in found)
+    assert all(each["session_keys"] == keys and each["node_timeout_s"] == 9 for each in found)
 
 
 def test_without_a_cluster_nobody_has_keys_or_a_socket_for_other_nodes() -> None:

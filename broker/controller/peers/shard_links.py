@@ -31,8 +31,9 @@ from shardmq.shardd.wire.session import SessionKeys, first_incarnation
 
 ANSWER_S_MAX = 15.0  # how long a shard may take to recover before declares on it fail
 STATS_S_MAX = 2.0
-# How long a shard of another node is waited for; then its queues are refused at once.
-AWAY_S_MAX = 3.0
+# A shard of another node is waited for as long as other nodes take to lead it, if they have copies:
+# `cluster.node_timeout_s` and so much longer. Then its queues are refused at once.
+AWAY_MARGIN_S = 2.0
 JOIN_AGAIN_S = 1.0
 ASSIGN_PART_QUEUES = 4096
 # Front doors attach their consumers to a new process of a shard as soon as they hear of it. A queue
@@ -99,9 +100,9 @@ class ShardLinks:
     """The links to all shards.
 
     There are `count` shards at first, which are numbered from 0 on; `local` are those of this node,
-    None for all. In a cluster, `keys` let the controller in at shards of other nodes, and `term` is
-    that in which this controller leads. Set `handler` before `start`; `fence` is that of the links
-    to the front doors.
+    None for all. In a cluster, `keys` let the controller in at shards of other nodes, `term` is
+    that in which this controller leads, and others take over from a node after `node_timeout_s`.
+    Set `handler` before `start`; `fence` is that of the links to the front doors.
     """
 
     def __init__(
@@ -111,7 +112,10 @@ class ShardLinks:
         local: Sequence[int] | None = None,
         keys: SessionKeys | None = None,
         term: int = 0,
+        node_timeout_s: float = 0.0,
     ) -> None:
+        self._away_s_max = node_timeout_s + AWAY_MARGIN_S
+        self._answer_s_max = ANSWER_S_MAX + node_timeout_s
         self.handler: Handler | None = None
         self.fence: Callable[[], Awaitable[bool]] = _no_doors
         self.shards = [Shard(number, incarnation) for number in range(count)]
@@ -242,13 +246,15 @@ class ShardLinks:
     # -- requests ------------------------------------------------------------------------------
 
     def request(
-        self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX
+        self, shard: int, message: Callable[[int], wire.Message], wait_s: float = 0.0
     ) -> Future[Any]:
         """Send the message made with the request's number, and return its answer to come.
 
         The answer is Done, Refused, StatsReply, QueueIds, UnsettledCount, Letters or Attached. It
-        raises ShardSilent when none comes within `wait_s`.
+        raises ShardSilent when none comes within `wait_s`; 0: the time in which a shard recovers,
+        if need be at another node.
         """
+        wait_s = wait_s or self._answer_s_max
         to, loop = self._shard(shard), asyncio.get_running_loop()
         reply: Future[Any] = loop.create_future()
         if len(to.waiting) >= WAITING_MAX:
@@ -312,7 +318,7 @@ class ShardLinks:
         found = self._shard(shard)
         if found.ready or isinstance(found.way, zmq.Socket):
             return False
-        return asyncio.get_running_loop().time() - found.gone_at > AWAY_S_MAX
+        return asyncio.get_running_loop().time() - found.gone_at > self._away_s_max
 
     def epoch(self, shard: int) -> int:
         """Return the number of the shard's life: each process of the shard has another one."""

@@ -32,10 +32,10 @@ log = logging.getLogger("shardmq.broker.front_door.links.shard_link")
 LAST_WORDS_S = 0.05
 # Publishes that want a confirm wait this long for a shard that is away; then they are nacked.
 AWAY_S_MAX = 2.0
-# A shard of another node that has been away for so long counts as down: what is asked about its
-# queues is refused, and publishes for it are dropped. Other nodes that have copies of a shard take
-# it over in less.
-DOWN_S_MAX = 10.0
+# A shard of another node counts as down when it has been away for `cluster.node_timeout_s` and so
+# much longer: what is asked about its queues is refused, and publishes for it are dropped. Other
+# nodes that have copies of a shard take it over in less.
+DOWN_MARGIN_S = 4.0
 # zmq's own are enums: each `&` with one costs as much as a call.
 AT_ONCE = int(zmq.NOBLOCK)
 
@@ -106,6 +106,7 @@ class ShardLink(LinkState):
 
     `way` is the socket to the processes of the shard, or the lane to the shard of this process.
     It is None for a shard of another node, which `dialer` leads to when the shard is known.
+    A shard of another node is down when it has been away for `down_s`.
     `process` is the incarnation of this front door, and `incarnation` that by which the shard knows
     it. `epoch` counts the processes of the shard, 0 before the first. `settles` holds the settles
     to tell. The packer, the sizes and `due` are shared by all links.
@@ -125,8 +126,10 @@ class ShardLink(LinkState):
         on_control: Callable[[ShardLink, envelope.Message], None],
         bodies: BodyMemory | None = None,
         process: int = 0,
+        down_s: float = 0.0,
     ) -> None:
         self.shard = shard
+        self.down_s = down_s
         self.lane: AnyLane | None = None
         self.socket: zmq.Socket[bytes] | None = None
         self.dialer: Dialer | None = None
@@ -474,7 +477,7 @@ class ShardLink(LinkState):
 def is_down(link: ShardLink, now: float) -> bool:
     """Return whether nobody waits for a shard any more, because its node stays away."""
     since = link.away_since
-    return since is not None and now - since > DOWN_S_MAX and link.is_elsewhere
+    return since is not None and now - since > link.down_s and link.is_elsewhere
 
 
 def _nacked(count: int) -> str:

@@ -29,6 +29,7 @@ from shardmq.broker.front_door.consume.settling import ACKS_WAIT_S, Due
 from shardmq.broker.front_door.hot_state import LinksState
 from shardmq.broker.front_door.links.shard_inbox import ShardInbox
 from shardmq.broker.front_door.links.shard_link import (
+    DOWN_MARGIN_S,
     BatchSizes,
     Events,
     ShardLink,
@@ -120,6 +121,7 @@ class ShardLinks(LinksState):
                 events=events,
                 on_control=self._on_control,
                 bodies=self.bodies,
+                down_s=config.node_timeout_s + DOWN_MARGIN_S,
             )
             for shard in range(shards)
         ]
