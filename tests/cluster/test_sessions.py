@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from shardmq.broker.controller.peers import shard_links
 from shardmq.broker.controller.peers.shard_links import ShardLinks as ShardLinksOfController
 from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.front_door.links import shard_link
@@ -227,6 +228,8 @@ async def test_a_new_leader_may_ask_a_shard_whose_node_it_has_never_met(
     links.handler = NoQueues()
     await links.start(tmp_path)
     queue = QueuePut("/", "q", 1, NUMBER)
+    assert not links.is_away(NUMBER), "another node may be about to lead it"
+    links._shard(NUMBER).gone_at -= shard_links.AWAY_MARGIN_S
     assert links.is_away(NUMBER) and not links.epoch(NUMBER) and not links.used(NUMBER)
     assert await links.messages([queue]) == {}
     with pytest.raises(ShardSilent):
@@ -398,6 +401,27 @@ async def _ticked(links: ShardLinks, queue: QueuePut) -> tuple[int, int]:
     await asyncio.sleep(0)
     links.tick()
     return await counting
+
+
+async def test_a_front_door_that_has_just_started_waits_for_shards_that_it_never_met(
+    tmp_path: Path,
+) -> None:
+    """Another node may be about to lead them."""
+    made = Links(tmp_path, SimpleNamespace(keys=new_keys()))  # type: ignore[arg-type]
+    links, link = made.links, made.links.links[0]  # where the routes of the pair lead
+    starting = asyncio.create_task(links.start())
+    await asyncio.sleep(0)
+    now = asyncio.get_running_loop().time()
+    assert not shard_link.is_down(link, now + link.down_s - 1)
+    waits = made.pair.gather()
+    links.tick()
+    assert waits.log == []
+    assert shard_link.is_down(link, now + link.down_s + 1)
+    link.away_since = now - shard_link.AWAY_S_MAX - 1
+    links.tick()
+    assert waits.log == ["lost"]
+    starting.cancel()
+    links.stop()
 
 
 async def test_publishes_that_nobody_confirms_do_not_wait_for_a_node_that_is_down(

@@ -84,7 +84,8 @@ class Shard:
         self.epoch = 0
         self.pid = 0
         self.ready = False
-        # Loop time of the end of the last session, or of when the controller learnt of the shard.
+        # Loop time of the end of the last session, or of when the controller learnt of the shard or
+        # began.
         self.gone_at = 0.0
         self.alarm = ""
         self.waiting: dict[int, _Waiting] = {}
@@ -127,6 +128,7 @@ class ShardLinks:
         self._context = zmq.Context()
         self._inbox: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         self._loop: asyncio.AbstractEventLoop | None = None  # None while it does not listen
+        self._began_at = 0.0
         self._joiner: asyncio.TimerHandle | None = None
         self._watching: set[asyncio.Task[None]] = set()
         self._refused = RecentKeys()  # number and epoch of shards of another wire version
@@ -140,6 +142,9 @@ class ShardLinks:
         for number in self._local:
             self.shards[number].way = self._way_here(number)
         self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        for shard in self.shards:
+            shard.gone_at = self._began_at
         self._loop.add_reader(self._inbox.fileno(), self._heard)
         self._heard()
         self._join_unknown()
@@ -183,7 +188,8 @@ class ShardLinks:
             ended=partial(self._session_ended, shard),
         )
         loop = asyncio.get_running_loop()
-        shard.gone_at = shard.gone_at or loop.time()  # it is waited for as if it restarted
+        if not shard.epoch:  # it is waited for as if it restarted
+            shard.gone_at = loop.time()
         shard.way.start(loop)
 
     def _shard(self, number: int) -> Shard:
@@ -193,6 +199,7 @@ class ShardLinks:
         """
         while len(self.shards) <= number:
             self.shards.append(Shard(len(self.shards), self._incarnation))
+            self.shards[-1].gone_at = self._began_at
         return self.shards[number]
 
     def forget_shard(self, number: int) -> None:

@@ -141,7 +141,7 @@ class ShardLink(LinkState):
             self.socket = way
         self.node = ""  # the name of the node that the shard is on, if it is another one
         self.epoch = 0
-        # Loop time. A shard that the front door has not learnt of has been away since ever.
+        # Loop time. A shard that the front door has not learnt of is away from the start on.
         self.away_since: float | None = None if way is not None else 0.0
         self.stalled = False  # the disk of the shard does not answer
         self.in_flight = 0  # bytes of publishes that the shard has not taken in

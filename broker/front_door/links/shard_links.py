@@ -154,6 +154,9 @@ class ShardLinks(LinksState):
         self.use_loop(loop)
         self._one_up = loop.create_future()
         self.inbox.bind(self.endpoint)
+        for link in self.links:
+            if link.away_since is not None:  # from now on it is waited for
+                link.away_since = loop.time()
         for link in self.known:
             link.connect(loop, f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
             link.join(self.endpoint)
