@@ -416,17 +416,25 @@ class Authority:
     def _in_force(self, decided: list[Pending]) -> None:
         """Do what had to wait until every front door has applied a batch."""
         for pending in decided:
-            decision = pending.decision
-            if _takes_away(decision):
-                self._orders.remove(pending)
-                if vhost := decision.close_vhost:
-                    text = f"vhost '{vhost}' is deleted"
-                    for owner in self._connections.owners(vhost=vhost):
-                        self.close_connection(owner, text)
-                if user := decision.close_user:
-                    for owner in self._connections.owners(user=user):
-                        self.close_connection(owner, f"user '{user}' is deleted")
+            try:
+                if _takes_away(pending.decision):
+                    self._take_away(pending)
+            except Exception:  # the catalog has changed, and the other requests are not to blame
+                log.exception("%s cannot be carried out", type(pending.request).__name__)
+                pending.refuse(INTERNAL_ERROR, "internal error")
             pending.one_came()
+
+    def _take_away(self, pending: Pending) -> None:
+        """Remove from the shards what a decision removes, and close connections."""
+        decision = pending.decision
+        self._orders.remove(pending)
+        if vhost := decision.close_vhost:
+            text = f"vhost '{vhost}' is deleted"
+            for owner in self._connections.owners(vhost=vhost):
+                self.close_connection(owner, text)
+        if user := decision.close_user:
+            for owner in self._connections.owners(user=user):
+                self.close_connection(owner, f"user '{user}' is deleted")
 
     def close_connection(self, owner: str, reason: str = "Closed via management plugin") -> None:
         self._front_doors.close_connection(owner, CONNECTION_FORCED, reason)

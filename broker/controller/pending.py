@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from asyncio import Future
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from shardmq.broker.controller.decisions.decision import Decision
@@ -27,6 +29,8 @@ from shardmq.broker.shared.control import AnyRequest
 from shardmq.shardd.wire import messages as wire
 
 INTERNAL_ERROR = 541
+
+log = logging.getLogger(__name__)
 
 AnyAsk = (
     AnyRequest
@@ -85,10 +89,16 @@ class Pending:
     def one_came(self) -> None:
         """Note that one of the awaited answers came, and answer the request after the last."""
         self.waits -= 1
-        if self.waits == 0:
+        if self.waits:
+            return
+        try:
             self.answer(
                 self.code, self.text, {} if self.code == INTERNAL_ERROR else self.decision.result
             )
+        except Exception:  # who called is not to blame, and who has asked must not wait for ever
+            log.exception("%s cannot be answered", type(self.request).__name__)
+            with suppress(Exception):  # it was said twice, or cannot be said at all
+                self.answer(INTERNAL_ERROR, "internal error", {})
 
     def shard_came(self, reply: Future[Any]) -> None:
         """Note that a shard has answered, or that it will not: then the request says why."""

@@ -145,3 +145,22 @@ async def test_an_answer_does_not_wait_for_a_door_whose_process_has_ended() -> N
     assert handler.gone == [(DOOR, INCARNATION)]
     doors.receive(doors._doors[DOOR], Applied(1))
     assert answered == [1]
+
+
+async def test_a_fault_in_what_waits_for_a_version_is_not_that_of_the_door_that_applies_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    doors, _ = made(DOOR)
+    wire, stream = Wire(), doors.connection()
+    stream.connection_made(wire)
+    stream.data_received(links.encode(hello(DOOR)))  # type: ignore[attr-defined]
+    doors.hand_out(1, [])
+    answered: list[int] = []
+
+    def fails() -> None:
+        raise RuntimeError("a fault of ours")
+
+    for then in (fails, lambda: answered.append(1)):
+        doors.when_in_force(1, then)
+    stream.data_received(links.encode(Applied(1)))  # type: ignore[attr-defined]
+    assert answered == [1] and not wire.is_over and "a fault of ours" in caplog.text

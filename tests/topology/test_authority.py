@@ -10,6 +10,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,36 @@ def exchange(name: str, type: str = "topic", **other: Any) -> ExchangeDeclare:
 async def turn() -> None:
     for _ in range(50):
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("what", ["removal", "answer"])
+async def test_a_request_whose_end_fails_is_answered_and_no_other_one_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    await world.ask(declare("bad"))
+    await world.ask(declare("good"))
+    remove, answers = world.authority._orders.remove, dict[str, list[int]]()
+
+    def removes(pending: Any) -> None:
+        if what == "removal" and pending.request.name == "bad":
+            raise RuntimeError("a fault of ours")
+        remove(pending)
+
+    def answer(name: str, code: int, text: str, result: dict[str, Any]) -> None:
+        answers.setdefault(name, []).append(code)
+        if (what, name, code) == ("answer", "bad", 0):
+            raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(world.authority._orders, "remove", removes)
+    for name in ("good", "bad", "other"):
+        request = declare(name) if name == "other" else QueueRemove("/", name, False, False)
+        world.authority.submit(request, "", partial(answer, name))  # all in one batch
+    async with asyncio.timeout(60):
+        while sum(map(len, answers.values())) < 3 + (what == "answer"):
+            await asyncio.sleep(0.001)
+    faults = [541] if what == "removal" else [0, 541]
+    assert answers == {"good": [0], "bad": faults, "other": [0]}
+    assert (await world.ask(declare("more"))).code == 0
 
 
 async def test_a_declared_queue_is_at_its_shard_and_at_the_door(world: World) -> None:

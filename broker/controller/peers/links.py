@@ -419,7 +419,11 @@ class DoorLinks:
         in_force = min((door.applied for door in self._doors.values()), default=self._handed_out)
         in_force = min(in_force, self._handed_out)
         while self._waiting and self._waiting[0][0] <= in_force:
-            self._waiting.popleft()[1]()
+            _, then = self._waiting.popleft()
+            try:
+                then()
+            except Exception:  # no fault of the front door whose message led here
+                log.exception("what waited for a version of the catalog has failed")
 
     def _cut_laggards(self) -> None:
         """Cut the links of front doors that have not applied changes in time, once per second."""
