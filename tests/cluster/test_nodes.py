@@ -164,6 +164,7 @@ def check_that_nobody_waits_for(node: RealBroker, queue: str, home: str, other: 
         lambda channel: channel.basic_get(queue),
         lambda channel: channel.queue_declare(queue, passive=True),
         lambda channel: channel.queue_purge(queue),
+        lambda channel: channel.basic_consume(queue, lambda *_: None),
     ):
         with connect(node) as client, pytest.raises(pika.exceptions.ChannelClosedByBroker) as said:
             ask(client.channel())

@@ -39,6 +39,7 @@ DOOR = 7
 SESSIONS = 30
 PATIENCE_S = 30
 NODE_TIMEOUT_S = 6
+READ = wire.ReadFrom("first")
 
 
 @pytest.fixture
@@ -377,6 +378,12 @@ async def test_what_clients_ask_about_a_queue_of_a_node_that_is_down_is_refused(
         asyncio.create_task(links.count_if_there(queue)),
         asyncio.create_task(links.purge(queue)),
         asyncio.ensure_future(links.ask(NUMBER, lambda n: wire.Get(n, 1, 0, 1, 1, True))),
+        asyncio.ensure_future(links.ask(NUMBER, attaching(wire.Attach))),
+        asyncio.ensure_future(links.ask(NUMBER, attaching(wire.AttachReader, read=READ))),
+    ]
+    waiting = [
+        links.ask(NUMBER, attaching(wire.Attach, resumed=True)),
+        links.ask(NUMBER, attaching(wire.AttachPart, group=1)),
     ]
     release = asyncio.ensure_future(links.ask(NUMBER, lambda n: wire.Release(n, [])))
     await asyncio.sleep(0)
@@ -387,13 +394,25 @@ async def test_what_clients_ask_about_a_queue_of_a_node_that_is_down_is_refused(
     while not shard_link.is_down(links.links[NUMBER], asyncio.get_running_loop().time()):
         await asyncio.sleep(0.01)
     links.tick()
-    refusals = await asyncio.gather(*asked, return_exceptions=True)
+    await asyncio.wait(asked, timeout=PATIENCE_S)
+    assert all(each.done() for each in asked)
+    refusals = [each.exception() for each in asked]
     text = "home node 'shardmq@b' of durable queue 'q' in vhost '/' is down or inaccessible"
-    assert [getattr(each, "text", "") for each in refusals] == [text, text, ""]
-    assert isinstance(refusals[2], ShardDown) and not release.done()
+    assert [getattr(each, "text", "") for each in refusals] == [text, text, "", "", ""]
+    assert all(isinstance(each, ShardDown) for each in refusals[2:]) and not release.done()
+    assert not any(each.done() for each in waiting), "consumers that are there wait for the node"
     assert await asyncio.wait_for(asyncio.shield(_ticked(links, queue)), 30) == (0, 0)
     release.cancel()
     links.stop()
+
+
+def attaching(kind: type[wire.Attach], **other: Any) -> Any:
+    """Return what makes the request of a consumer, by the number of the request."""
+    fields: dict[str, Any] = {
+        "queue": 1, "consumer": 2, "connection": 1, "channel": 1, "tag": "t", "no_ack": False,
+        "exclusive": False, "priority": 0, "prefetch": 0, "limited": False, "resumed": False,
+    } | other  # fmt: skip
+    return lambda request: kind(request=request, **fields)
 
 
 async def _ticked(links: ShardLinks, queue: QueuePut) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 
 from shardmq.broker.amqp import properties
-from shardmq.broker.front_door.links.shard_requests import ShardRefused
+from shardmq.broker.front_door.links.shard_requests import ShardDown, ShardRefused
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import messages as wire
 from tests.connections.connection_play import WANTS_ALL, Play
@@ -158,16 +158,26 @@ async def test_a_tag_that_is_taken_and_a_consumer_too_many_end_the_connection() 
         ) and text in close.reply_text
 
 
+DOWN = "home node 'shardmq@b' of durable queue 'a' in vhost '/' is down or inaccessible"
+
+
 @pytest.mark.parametrize(
-    ("code", "text"), [(404, "no queue 'a'"), (403, "in exclusive use"), (406, "as it said")]
+    ("refused", "code", "text"),
+    [
+        (ShardRefused(404, "as it said"), 404, "no queue 'a'"),
+        (ShardRefused(403, "as it said"), 403, "in exclusive use"),
+        (ShardRefused(406, "as it said"), 406, "as it said"),
+        (ShardDown(), 404, DOWN),
+    ],
 )
 async def test_what_the_shard_refuses_is_told_in_the_words_of_rabbitmq(
-    code: int, text: str
+    refused: Exception, code: int, text: str
 ) -> None:
     play = Consuming()
     play.says(1, commands.Basic.Consume(queue="a", consumer_tag="tag"))
     await play.settled()
-    play.shards.answer(ShardRefused(code, "as it said"))
+    play.shards.links[0].node = "shardmq@b"
+    play.shards.answer(refused)
     (close,) = await play.settled()
     assert close.reply_code == code and text in close.reply_text
     assert play.consuming.consumers == {}

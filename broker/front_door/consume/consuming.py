@@ -39,7 +39,7 @@ from shardmq.broker.front_door.consume.refusals import CONSUME, refused_by_shard
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
-from shardmq.broker.front_door.links.shard_requests import ShardRefused
+from shardmq.broker.front_door.links.shard_requests import ShardDown, ShardRefused
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.publish.tracing import Tracing
@@ -108,18 +108,26 @@ class Consuming:
         try:
             attached(consumer, await self._attaching.attach(consumer, resumed=False))
         except ShardRefused as refused:
-            consumer.attaching = None  # it holds the refusal, whose frames hold the consumer
-            self.crediting.close(consumer)
-            self.consumers.pop(consumer.number, None)
-            if channel.consumers.get(consumer.tag) is consumer:
-                del channel.consumers[consumer.tag]
+            self._forget(consumer)
             raise refused_by_shard(refused, queue.name, vhost) from None
+        except ShardDown:
+            self._forget(consumer)
+            node = self._links.links[queue.shard].node
+            raise refused_consume(checks.home_is_down(queue, node)) from None
         if consumer.number not in self.consumers:
             return None  # cancelled meanwhile
         if method.queue == checks.REPLY_TO:
             channel.replies = consumer
             self._replies.add(consumer, queue)
         return consumer.announce()
+
+    def _forget(self, consumer: Consumer) -> None:
+        """Forget a consumer that was refused."""
+        consumer.attaching = None  # it holds the refusal, whose frames hold the consumer
+        self.crediting.close(consumer)
+        self.consumers.pop(consumer.number, None)
+        if consumer.channel.consumers.get(consumer.tag) is consumer:
+            del consumer.channel.consumers[consumer.tag]
 
     async def consume_shards(
         self,

@@ -30,8 +30,9 @@ class ShardDown(Exception):
     """The node of the shard has been away for too long."""
 
 
-# What a client asks about a queue, and is refused while the node of the queue is down.
-REFUSED_IF_DOWN = (wire.Count, wire.Purge, wire.Get)
+# What a client asks about a queue, and is refused while the node of the queue is down. A consumer
+# that the client has already waits for the node, and so does one of a virtual queue.
+REFUSED_IF_DOWN = (wire.Count, wire.Purge, wire.Get, wire.Attach, wire.AttachReader)
 
 
 class ShardRequests:
@@ -63,7 +64,7 @@ class ShardRequests:
     def give_up(self, now: float) -> None:
         """Refuse what clients ask about the queues of shards that are down."""
         for request, (shard, make, future) in list(self._open.items()):
-            if is_down(self._links[shard], now) and isinstance(make(request), REFUSED_IF_DOWN):
+            if is_down(self._links[shard], now) and _is_refused_if_down(make(request)):
                 del self._open[request]
                 if not future.done():
                     future.set_exception(ShardDown())
@@ -166,3 +167,7 @@ class ShardRequests:
                 del self._open[request]
             else:
                 link.send(link.control(what))
+
+
+def _is_refused_if_down(what: wire.Message) -> bool:
+    return type(what) in REFUSED_IF_DOWN and not (isinstance(what, wire.Attach) and what.resumed)
