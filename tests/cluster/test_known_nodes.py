@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shardmq.broker.controller.nodes.nodes import Nodes
-from shardmq.cluster.membership import Seats, members_key
+from shardmq.cluster.membership import Member, Seats, members_key
 from shardmq.cluster.pairs import Changes, Listing, Pair
 from shardmq.cluster.records import Copies, KeyNames, Node, encoded
 from shardmq.cluster.rules import Record
@@ -37,7 +37,7 @@ class Watching:
     def __init__(self, *news: Listing | Changes) -> None:
         self._news = news
         self.seen: list[list[str]] = []
-        self.nodes = Nodes(self, KEYS, self.look)  # type: ignore[arg-type]
+        self.nodes = Nodes(self, KEYS, self.look, own=1)  # type: ignore[arg-type]
 
     async def watch(self, prefix: str):  # type: ignore[no-untyped-def]
         for each in self._news:
@@ -62,6 +62,22 @@ async def test_a_bad_value_does_not_end_a_controller(key: str, value: bytes) -> 
     )
     await watching.nodes.run()
     assert len(watching.seen) == 2
+
+
+async def test_a_node_that_etcd_has_no_more_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its data may have been put back to a state in which the node was not there yet."""
+    alive = pair(KEYS.node(1), encoded(node(1)))
+    own, other = (
+        pair(f"{members_key(KEYS)}{number}", msgspec.json.encode(Member(f"n{number}", "identity")))
+        for number in (1, 2)
+    )
+    there, gone = Listing((other, own, alive), 3), Listing((other, alive), 2)
+    await Watching(gone, there, Changes((alive,), 4)).nodes.run()
+    assert caplog.text == ""
+    await Watching(there, gone, Changes((alive,), 4)).nodes.run()
+    assert caplog.text.count("etcd does not have this node any more") == 1
 
 
 async def test_a_node_without_a_port_for_nodes_is_not_reached() -> None:

@@ -110,7 +110,7 @@ class Node:
         self._client_tls = tls_context(cluster.keys, server=False)
         self._etcd = client(cluster.etcd)
         keys = KeyNames(cluster.name)
-        self._nodes = Nodes(self._etcd, keys, self._changed)
+        self._nodes = Nodes(self._etcd, keys, self._changed, cluster.number)
         self._record = EtcdRecord(self._etcd, keys.controller)
         self._operations = OperationLog()
         self._follower: FollowerOfCopies | None = None

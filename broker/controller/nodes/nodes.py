@@ -40,9 +40,10 @@ class Nodes:
     record: the record of the leader, and `revision` that of its last change; without a record, of
         the whole store.
     changed: called after each change.
+    own: the number of the node that keeps the copy.
     """
 
-    def __init__(self, etcd: Etcd, keys: KeyNames, changed: Callable[[], None]) -> None:
+    def __init__(self, etcd: Etcd, keys: KeyNames, changed: Callable[[], None], own: int) -> None:
         self.nodes: dict[int, Node] = {}
         self.members: dict[int, str] = {}
         self.owners: dict[int, int] = {}
@@ -53,6 +54,8 @@ class Nodes:
         self._etcd = etcd
         self._keys = keys
         self._members = members_key(keys)
+        self._own = own
+        self._was_member = False
         self._changed = changed
         self._news = asyncio.Event()
 
@@ -74,6 +77,13 @@ class Nodes:
                 self._take(each)
             except (BadRecord, RecordAway) as error:  # it must not hide those behind it
                 log.error("etcd has a wrong value: %s", error)
+        is_member = self._own in self.members
+        if self._was_member and not is_member:
+            log.error(
+                "etcd does not have this node any more: its data were put back to an earlier "
+                "state, or the node was forgotten; restart it"
+            )
+        self._was_member = is_member
         numbers = {name: number for number, name in self.members.items()}
         self.owners.clear()
         self.owners.update(self._homes)
