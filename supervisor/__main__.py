@@ -132,7 +132,7 @@ async def _run(effective: Effective, planner: Planner, reread: Reread) -> int:
     logging.getLogger("supervisor").info(
         "data in %s, shards: %d, front doors: %d, boot %s",
         supervisor.settings.data_dir,
-        sum(slot.plan.kind == "shard" for slot in supervisor.slots),
+        supervisor.shards,
         len(supervisor.sockets.amqp),
         supervisor.boot,
     )

@@ -98,6 +98,7 @@ class Member:
         held: The numbers of the shards whose directories there are.
         replicas: On how many nodes the messages of a shard are to be.
 
+    `shards` is the number of shards that the node has made, or is to make.
     `failed` is called with the task that renews the lease, when that task has ended by itself.
 
     Raises:
@@ -118,7 +119,7 @@ class Member:
         self.address = own_address(settings)
         self._settings = settings
         self._data_dir = data_dir
-        self._shards = max(shards, len(held))
+        self.shards = max(shards, len(held))
         self._held = held
         self.replicas = replicas
         from shardmq.cluster.etcd import Etcd, Tls  # only a node of a cluster needs it
@@ -160,7 +161,7 @@ class Member:
             try:
                 await claims.secret(self._keys.fingerprint)
                 place = await claims.number(self.place)
-                place = await claims.shards(place, self._shards, self._held)
+                place = await claims.shards(place, self.shards, self._held)
                 own, seats = await claims.copied(place, self.replicas)
                 break
             except EtcdAway as error:

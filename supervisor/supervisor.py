@@ -148,6 +148,7 @@ class Supervisor:
         self._writing = threading.Lock()
         self._closed = False
         self._tasks = Tasks(self._give_up)
+        self.shards = 0  # of this host, without copies of others; known when the ports are open
 
     def open(self) -> None:
         """Lock the directories, bind the ports and write the first status.json.
@@ -200,7 +201,7 @@ class Supervisor:
             replicas = replicas_wanted(self.settings)
             self._member = Member(self.settings.cluster, self._data.path, count, held, replicas)
             self._member.failed = self._tasks.ended
-            host = self._member.address
+            host, self.shards = self._member.address, self._member.shards
             return listen(self.settings, systemd.sockets(), self._cores, host, count)
         # With fewer shards than the directory holds, some queues would be out of reach.
         count, wanted = max(held, default=-1) + 1, self.settings.shards.count
@@ -209,6 +210,7 @@ class Supervisor:
                 f"shards.count: {wanted}, but {self._data.path} holds the queues of {count} shards"
             )
         self._cores = max(self._cores, count)
+        self.shards = shard_count(self.settings, self._cores)
         return listen(self.settings, systemd.sockets(), self._cores)
 
     async def _join_cluster(self, member: Member) -> bool:

@@ -50,6 +50,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     version: that of the program.
     certificates: those of the listeners.
     etcd_silent_s: the seconds since etcd has answered; None without a cluster.
+    disk_free_bytes: -1 if it is not known, or is told by shards of the node.
     """
 
     processes: list[dict[str, Any]]
@@ -66,6 +67,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     version: str = ""
     certificates: list[Certificate] = []
     etcd_silent_s: float | None = None
+    disk_free_bytes: int = -1
 
     @property
     def alarms(self) -> list[str]:
@@ -75,7 +77,10 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 
 def facts_of(
-    config: ControllerConfig, memory: MemoryWatch, etcd_silent_s: float | None = None
+    config: ControllerConfig,
+    memory: MemoryWatch,
+    etcd_silent_s: float | None = None,
+    disk_free_bytes: int = -1,
 ) -> NodeFacts:
     """Return the facts about this node."""
     found, cluster = status(config.runtime_dir), config.cluster
@@ -99,6 +104,7 @@ def facts_of(
         version=product_version(),
         certificates=certificates_of(config),
         etcd_silent_s=etcd_silent_s,
+        disk_free_bytes=disk_free_bytes,
     )
 
 

@@ -23,6 +23,7 @@ from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.bridging import Bridges
 from shardmq.broker.controller.cluster_view import ClusterView, KnownNode, places_of
 from shardmq.broker.controller.config import ControllerConfig, read_config
+from shardmq.broker.controller.disk_watch import DiskWatch
 from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
 from shardmq.broker.controller.moving.mover import Moves
@@ -137,11 +138,12 @@ class Controller:
         self._own_shards = tuple(config.own_shards or range(config.shards))
         name = NODE if config.cluster is None else config.cluster.node
         self.memory = memory.MemoryWatch()
+        self.disk = DiskWatch(config.data_dir)
         self.cluster = ClusterView(
             node_of(config.first_door),
             name,
             self._own_shards,
-            lambda: facts_of(self.config, self.memory, etcd_silent_s()),
+            lambda: facts_of(self.config, self.memory, etcd_silent_s(), self.disk.free_bytes),
         )
         self.links = DoorLinks(config.boot, doors)
         self.shards = ShardLinks(
@@ -326,6 +328,8 @@ class Controller:
         while True:
             notify.watchdog()
             after_bursts.give_back_if_over(self.authority.catalog.version)
+            if self.cluster.is_cluster:  # on one host there are shards that tell it
+                self.disk.look()
             # Publishers are held back before the kernel has to choose which process to kill.
             config = self.config
             self.memory.look(

@@ -119,9 +119,9 @@ class Api:
         reason = said.get("reason") if isinstance(said, dict) else None
         return status < 400 or (status == 401 and reason not in (None, LOGIN_FAILED))
 
-    def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
+    def put(self, *path: str, body: dict[str, Any] | None = None, thing: str = "") -> None:
         """Create or change the object at a path."""
-        self._ask("PUT", path, body or {})
+        self._ask("PUT", path, body or {}, thing)
 
     def post(self, *path: str, body: Any, thing: str = "") -> Any:
         """Send a body to a path and return the response."""

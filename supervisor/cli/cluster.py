@@ -58,7 +58,7 @@ def drain(
     if cancel:
         api.delete(*path, thing=thing)
         return
-    api.put(*path)
+    api.put(*path, thing=thing)
     said = -1
     while wait:
         now = api.get(*path, thing=thing)
@@ -122,15 +122,24 @@ def join(
     A node joins by its settings when it starts; this command only waits for that.
     """
     name = name or socket.gethostname()
-    until = time.monotonic() + within
+    until, waits = time.monotonic() + within, False
     while True:
-        row = next((row for row in api.get("nodes") if _is_named(row, name)), None)
+        rows = api.get("nodes")
+        row = next((row for row in rows if _is_named(row, name)), None)
         if row is not None and row["running"] and "uptime" in row:
             shards = ", ".join(map(str, row.get("shards", ())))
             typer.echo(f"{row['name']} takes part, with the shards {shards}")
             return
         if time.monotonic() > until:
             fail(f"node '{name}' does not take part after {within:g} s")
+        if not waits:
+            waits = True
+            state = "has no such node yet" if row is None else "does not hear of it"
+            known = ", ".join(row["name"] for row in rows)
+            typer.echo(
+                f"waiting up to {within:g} s for node '{name}': the cluster of {known} {state}",
+                err=True,
+            )
         time.sleep(LOOK_S)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from shardmq.broker.controller.disk_watch import DiskWatch
 from shardmq.broker.controller.management import call
 from shardmq.broker.controller.management.app import api_app
 from shardmq.broker.controller.management.http_connections import SERVER
@@ -84,6 +86,29 @@ async def test_all_nodes_are_listed_with_their_own_figures(cluster: Api) -> None
     for path in ("memory", "memory/relative"):
         assert await cluster.get(f"/api/nodes/{DOWN}/{path}") == {"memory": "not_available"}
     assert (await cluster.call("GET", "/api/nodes/shardmq@nobody"))[0] == 404
+
+
+async def test_a_node_that_leads_no_shard_says_how_much_of_its_disk_is_free(cluster: Api) -> None:
+    know = cluster.context.cluster.know
+    know([node._replace(shards=()) if node.name == OTHER else node for node in NODES])
+    assert "disk_free" not in await cluster.get(f"/api/nodes/{OTHER}")
+    tell(cluster, OTHER, disk_free_bytes=12_345)
+    row = await cluster.get(f"/api/nodes/{OTHER}")
+    assert row["disk_free"] == 12_345 and "disk_free_limit" not in row
+    tell(cluster, LEADER, disk_free_bytes=1)
+    assert (await cluster.get(f"/api/nodes/{LEADER}")).get("disk_free") != 1, "its shards tell it"
+
+
+async def test_the_disk_is_looked_at_and_one_that_is_gone_is_not_known(tmp_path: Path) -> None:
+    watch = DiskWatch(str(tmp_path))
+    assert watch.free_bytes == -1
+    for is_there in (True, False):
+        if not is_there:
+            tmp_path.rmdir()
+        watch.look()
+        assert watch._thread is not None
+        watch._thread.join(30)
+        assert (watch.free_bytes > 0) is is_there
 
 
 async def test_the_name_of_a_cluster_comes_with_its_nodes(cluster: Api) -> None:

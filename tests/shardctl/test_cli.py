@@ -508,6 +508,13 @@ def test_queues_change_their_nodes_by_command(
         ),
         (["cluster", "join", "n"], None, 0, "shardmq@n takes part, with the shards 2, 3"),
         (["cluster", "join", "x", "--within", "0"], None, 1, "does not take part"),
+        (
+            ["cluster", "join", "x", "--within", "0.1"],
+            None,
+            1,
+            "waiting up to 0.1 s for node 'x': the cluster of shardmq@n has no such node yet",
+        ),
+        (["cluster", "drain", "nosuch"], None, 1, "node 'nosuch' does not exist"),
     ):
         api.asked.clear()
         code, output = run(*command, "--url", api.url)

@@ -26,6 +26,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from shardmq.supervisor.config import (
+    Cluster,
     ConfigError,
     FrontDoors,
     Listen,
@@ -68,7 +69,7 @@ def effective(settings: Settings, **sources: str) -> Effective:
 
 
 def supervised(settings: Settings, *arguments: Any) -> Supervisor:
-    return Supervisor(effective(settings), *arguments)
+    return Supervisor(effective(settings), *(arguments or (4,)))
 
 
 class Broker:
@@ -132,6 +133,17 @@ class Broker:
             if satisfies(named):
                 return named
             await asyncio.sleep(POLL_S)
+
+
+@pytest.mark.parametrize("name", ["", "tea"])
+async def test_the_number_of_shards_is_known_before_etcd_has_answered(
+    tmp_path: Path, name: str
+) -> None:
+    cluster = Cluster(name=name, secret="a secret", address="127.0.0.1", port=0)
+    supervisor = supervised(replace(settings_for(tmp_path), cluster=cluster))
+    supervisor.open()
+    assert supervisor.shards == 2
+    supervisor._close()
 
 
 @pytest.mark.parametrize(

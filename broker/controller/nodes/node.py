@@ -22,6 +22,7 @@ import msgspec
 
 from shardmq.broker.controller.cluster_view import places_of
 from shardmq.broker.controller.config import Cluster, ControllerConfig, read_config
+from shardmq.broker.controller.disk_watch import DiskWatch
 from shardmq.broker.controller.loading import load
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
 from shardmq.broker.controller.memory import MemoryWatch, pids
@@ -245,16 +246,17 @@ class Node:
 
     async def _tell(self) -> None:
         """Tell the leader the facts of this node, and watch the memory for that."""
-        watch = MemoryWatch()
+        watch, disk = MemoryWatch(), DiskWatch(self._config.data_dir)
 
         def facts() -> NodeFacts:
             config = self._config
+            disk.look()
             watch.look(
                 pids(config.runtime_dir),
                 config.memory_high_watermark,
                 config.memory_high_watermark_bytes,
             )
-            return facts_of(config, watch, self._etcd_silent_s())
+            return facts_of(config, watch, self._etcd_silent_s(), disk.free_bytes)
 
         def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
             opening = self._opening(FACTS, None, None)

@@ -115,10 +115,11 @@ async def forget(call: Call) -> dict[str, Any]:
         queues = _relocating(call).on_shards(found.lost)
         if queues and not body.lose:
             shards = ", ".join(map(str, found.lost))
+            lying = "1 queue lies" if len(queues) == 1 else f"{len(queues)} queues lie"
             raise bad_request(
-                f"'{node.name}' cannot be forgotten: {len(queues)} queues with their messages lie "
-                f"on shards of which no other node has all ({shards}); they are lost with the "
-                "option to lose them"
+                f"'{node.name}' cannot be forgotten: {lying}, with all messages, on shards of "
+                f"which no other node has all ({shards}); they are lost with the option to lose "
+                "them"
             )
         if found.lost:
             check(await call.authority.ask(Forget(frozenset(found.lost))))

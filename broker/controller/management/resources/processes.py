@@ -126,6 +126,8 @@ def node(context: Context, stats: Stats, known: KnownNode, facts: NodeFacts) -> 
     children = [row for row in facts.processes if row.get("rss_bytes")]
     sync_count, sync_s = syncs(stats.sizes[n] for n in known.shards if n in stats.sizes)
     room = disk_room(stats.shards[n] for n in known.shards if n in stats.shards)
+    if not room and facts.disk_free_bytes >= 0:
+        room = {"disk_free": facts.disk_free_bytes}
     churned = _churned(context, stats, known)
     counted = {
         "mem_used": facts.memory_bytes,

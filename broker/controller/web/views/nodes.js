@@ -79,7 +79,7 @@ export function room(node) {
     bar("Memory", limited(node.mem_used, node.mem_limit), of(node.mem_used, node.mem_limit, format.bytes)),
     bar("File handles", limited(node.fd_used, node.fd_total), of(node.fd_used, node.fd_total, format.count)),
     node.connections_max ? bar("Connections", limited(node.sockets_used, node.connections_max), of(node.sockets_used, node.connections_max, format.count)) : null,
-    node.disk_free === undefined ? null : bar("Disk", node.disk_free_alarm ? 1 : limited(node.disk_free_limit, node.disk_free),
+    node.disk_free_limit === undefined ? null : bar("Disk", node.disk_free_alarm ? 1 : limited(node.disk_free_limit, node.disk_free),
       `${format.bytes(node.disk_free)} free, alarm below ${format.bytes(node.disk_free_limit)}`),
     node.alarms.length ? h("p", null, node.alarms.map((text) => badge(text, "bad"))) : null,
   ];
