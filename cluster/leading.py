@@ -37,6 +37,8 @@ from shardmq.shardd.store.files import Files
 
 FRAME_OPERATIONS_BYTES: Final = 1 << 20
 CATCH_UP_BYTES_S: Final = 200_000_000  # of pieces, to each follower
+# An orderly hand-over is begun only if the record can be read within this time.
+RECORD_S_MAX: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -180,9 +182,23 @@ class LeaderOfCopies:
         """Take how many nodes have a copy or are to have one; in the thread of the loop."""
         self._act(self._rules.copies_are(count, self._clock()))
 
-    def may_hand_over(self, node: str) -> bool:
-        """Return whether a member can take the lead at once; in the thread of the loop."""
-        return rules.keeps_up(self._rules, node, self._clock())
+    async def may_hand_over(self, node: str) -> bool:
+        """Return whether a member can take the lead at once; in the thread of the loop.
+
+        The record is read for that. While etcd does not answer, a leader that stops has no heir,
+        and the shard would be down until etcd is back.
+        """
+        if not rules.keeps_up(self._rules, node, self._clock()):
+            return False
+        try:
+            async with asyncio.timeout(RECORD_S_MAX):
+                record, revision = await self._store.read()
+        except (RecordAway, TimeoutError) as error:
+            log.info("copies: the lead stays here, because the record cannot be read: %s", error)
+            return False
+        self.recorded(record, revision)
+        now, leads = self._clock(), not self._rules.has_stepped_down
+        return leads and rules.keeps_up(self._rules, node, now)
 
     def hand_over(self, node: str) -> None:
         """Give the lead to a member; nobody writes any more. Then `run` returns."""

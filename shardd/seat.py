@@ -112,6 +112,7 @@ class Seat:
         self._claims: dict[int, Copies] = {}
         self._revision = 0  # of the record of this shard
         self._numbers: dict[str, float] = {}
+        self._is_leaving = False  # the shard drains, and nothing changes the heir any more
         self._giving = GivingBack(copies.node, config.shard, copies.give_back_after_s)
         self._follower: FollowerOfCopies | None = None
         self._leader: LeaderOfCopies | None = None
@@ -148,7 +149,11 @@ class Seat:
             self._thread.join(HAND_OVER_S_MAX)
 
     def leave_within(self, seconds: float) -> None:
-        """Lead no more after so long: what waits for the other nodes then ends."""
+        """Lead no more after so long: what waits for the other nodes then ends.
+
+        The heir stays the one that it is now.
+        """
+        self._is_leaving = True
         loop, playing = self._loop, self._playing
         if loop is not None and playing is not None:
             loop.call_soon_threadsafe(lambda: loop.call_later(seconds, playing.cancel))
@@ -275,7 +280,7 @@ class Seat:
         while True:
             await asyncio.sleep(LOOK_S)
             leader = self._leader
-            if leader is None:
+            if leader is None or self._is_leaving:
                 continue
             self._numbers = {
                 "replica_in_sync": len(leader.record.in_sync),
@@ -283,10 +288,13 @@ class Seat:
                 "replica_lag_seconds": leader.lag_s(),
             }
             heir = self._giving.heir(time.monotonic())
-            if heir and leader.may_hand_over(heir):
-                if not self.heir:
-                    log.info("the lead goes back to %s", heir)
-                self.heir = heir
+            may_go = bool(heir) and await leader.may_hand_over(heir)
+            if self._is_leaving:
+                continue
+            if may_go and not self.heir:
+                log.info("the lead goes back to %s", heir)
+            self.heir = heir if may_go else ""
+            if may_go:
                 self._tell()
 
     def _accept(self, opening: Opening) -> asyncio.Protocol:

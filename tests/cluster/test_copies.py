@@ -257,6 +257,41 @@ async def test_a_hand_over_loses_nothing_and_needs_no_comparison_of_the_heir(
     await world.in_sync("a", "b")
 
 
+async def test_the_lead_stays_while_the_record_cannot_be_read(
+    world: CopiesWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await begun(world, tmp_path)
+    leader = await world.leader()
+    await world.until(lambda: leader.lag_s() == 0)
+    assert await leader.may_hand_over("b")
+    assert not await leader.may_hand_over("c"), "no member"
+    world.store.is_away = True
+    assert not await leader.may_hand_over("b")
+    world.store.is_away = False
+    assert await leader.may_hand_over("b")
+    monkeypatch.setattr("shardmq.cluster.leading.RECORD_S_MAX", 0.01)
+
+    async def hangs() -> tuple[Record | None, int]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(world.store, "read", hangs)
+    assert not await leader.may_hand_over("b")
+
+
+async def test_a_leader_that_was_replaced_hands_nothing_over(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    """The record that is read is news to a leader whose watch is behind."""
+    await begun(world, tmp_path)
+    leader = await world.leader()
+    world.store.watchers.clear()
+    record = leader.record
+    world.store.record = Record(record.term + 1, "b", 1, record.store, record.in_sync)
+    world.store.revision += 1
+    assert not await leader.may_hand_over("b")
+
+
 async def test_all_start_again_after_they_were_killed_together(
     world: CopiesWorld, tmp_path: Path
 ) -> None:
