@@ -183,12 +183,12 @@ class LeaderOfCopies:
         self._act(self._rules.copies_are(count, self._clock()))
 
     async def may_hand_over(self, node: str) -> bool:
-        """Return whether a member can take the lead at once; in the thread of the loop.
+        """Return whether a member can lead and confirm at once; in the thread of the loop.
 
         The record is read for that. While etcd does not answer, a leader that stops has no heir,
         and the shard would be down until etcd is back.
         """
-        if not rules.keeps_up(self._rules, node, self._clock()):
+        if not rules.may_leave(self._rules, node, self._clock()):
             return False
         try:
             async with asyncio.timeout(RECORD_S_MAX):
@@ -198,7 +198,7 @@ class LeaderOfCopies:
             return False
         self.recorded(record, revision)
         now, leads = self._clock(), not self._rules.has_stepped_down
-        return leads and rules.keeps_up(self._rules, node, now)
+        return leads and rules.may_leave(self._rules, node, now)
 
     def hand_over(self, node: str) -> None:
         """Give the lead to a member; nobody writes any more. Then `run` returns."""

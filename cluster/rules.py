@@ -460,7 +460,7 @@ class Leader:
             return None
         if min(self._local, default=self._last_sync + 1) <= self._syncs[0][0]:
             return Wait.OWN_DISK
-        return Wait.MEMBERS if self._are_enough() else Wait.MORE_MEMBERS
+        return Wait.MEMBERS if self.are_enough() else Wait.MORE_MEMBERS
 
     def lag_s(self, node: str, now: float) -> float:
         """Return for how long the oldest sync waits for this node."""
@@ -595,7 +595,7 @@ class Leader:
         return False
 
     def _confirm(self) -> Effects:
-        if not self._are_enough():
+        if not self.are_enough():
             return []
         own = min(self._local, default=self._last_sync + 1) - 1
         done = min((own, *self._numbers(self._needed())))
@@ -611,10 +611,10 @@ class Leader:
         """Return the nodes without whose answer nothing is confirmed, but this one."""
         return self.members() | {peer.node for peer in self.peers.values() if peer.is_joining}
 
-    def _are_enough(self) -> bool:
-        """Return whether there are as many members as a confirm needs."""
+    def are_enough(self, without: int = 0) -> bool:
+        """Return whether there are as many members as a confirm needs, when so many are away."""
         smallest = min(len(record.in_sync) for record in (self.record, *self._possible))
-        return smallest >= (self._settings.min_in_sync or (self._copies + 1) // 2)
+        return smallest - without >= (self._settings.min_in_sync or (self._copies + 1) // 2)
 
     def _numbers(self, nodes: Iterable[str]) -> Iterable[int]:
         for node in nodes:
@@ -654,6 +654,12 @@ def keeps_up(leader: Leader, node: str, now: float) -> bool:
         and peer.state is PeerState.STREAMING
         and leader.lag_s(node, now) < HEIR_LAG_S_MAX
     )
+
+
+def may_leave(leader: Leader, heir: str, now: float) -> bool:
+    """Return whether a member can lead at once, and confirm before this node is in sync again."""
+    late = [node for node in leader.members() if not keeps_up(leader, node, now)]
+    return keeps_up(leader, heir, now) and leader.are_enough(without=1 + len(late))
 
 
 # -- the follower, who may take over ---------------------------------------------------------------

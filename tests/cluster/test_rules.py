@@ -32,6 +32,7 @@ from shardmq.cluster.rules import (
     Swap,
     Wait,
     keeps_up,
+    may_leave,
 )
 
 SETTINGS = Settings()
@@ -236,6 +237,52 @@ def test_the_lead_may_go_to_a_member_that_keeps_up() -> None:
     assert not keeps_up(leader, "b", 0.6), "late"
     leader.heard("b", Ack(1, 3, 1), 0.6)
     assert keeps_up(leader, "b", 0.6)
+
+
+@pytest.mark.parametrize(
+    ("in_sync", "copies", "min_in_sync", "may"),
+    [
+        ("ab", 2, 0, True),
+        ("ab", 3, 0, False),  # b alone would confirm nothing
+        ("abc", 3, 0, True),
+        ("abc", 3, 3, False),
+        ("abc", 5, 0, False),
+        ("abcd", 5, 0, True),
+        ("ab", 2, 2, False),
+    ],
+)
+def test_a_lead_is_given_back_only_if_the_next_leader_can_confirm(
+    in_sync: str, copies: int, min_in_sync: int, *, may: bool
+) -> None:
+    leader = leading(*in_sync, settings=Settings(min_in_sync=min_in_sync))
+    leader.copies_are(copies, 0.0)
+    for node in in_sync[1:]:
+        held = Held("s", f"copy-{node}", True, False, 3)
+        leader.greeted(hello(node, held=held), Position(2, 0), 0, 0.0)
+    assert may_leave(leader, "b", 0.0) == may
+    assert not may_leave(leader, "x", 0.0), "no member"
+
+
+def test_a_member_that_is_late_or_about_to_leave_does_not_count_for_a_hand_over() -> None:
+    leader = leading("a", "b", "c", settings=Settings(min_in_sync=2))
+    for node in "bc":
+        held = Held("s", f"copy-{node}", True, False, 3)
+        leader.greeted(hello(node, held=held), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    leader.sync_done(1, 0.0)
+    leader.heard("b", Ack(1, 3, 1), 0.1)
+    assert may_leave(leader, "b", 0.1)
+    assert not may_leave(leader, "b", 0.6), "c is late"
+    leader.heard("c", Ack(1, 3, 1), 0.7)
+    assert may_leave(leader, "b", 0.7)
+    leader.disconnected("c", 1, 0.8)
+    assert not may_leave(leader, "b", 0.8), "c is gone"
+    for second in range(1, 5):
+        assert ticked(leader, second - 0.2, second + 0.8) == []
+        leader.heard("b", Ack(1, 3, 1), second + 0.8)
+    assert ticked(leader, 4.8, 5.8) == [Propose(record("a", "b"), 10)]
+    leader.greeted(hello("c", held=held, session=2), Position(2, 0), 1, 5.9)
+    assert not may_leave(leader, "b", 5.9), "c is being taken out"
 
 
 def test_a_follower_refuses_an_older_term() -> None:
