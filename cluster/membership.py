@@ -253,11 +253,16 @@ class Claims:
         return own, sorted(seats)
 
     async def take_seat(self, wanted: Wanted) -> None:
-        """Make a node a member of a shard, unless the claim has another revision by now."""
+        """Make a node a member of a shard.
+
+        Nothing changes if the claim has another revision by now, or if a member that is taken for
+        lost has just come back.
+        """
         key = self._keys.shard(wanted.shard)
         record = msgspec.structs.replace(wanted.claim, members=wanted.members)
-        put = Put(key, encoded(record))
-        await self._etcd.transact([Compare(key, mod_revision=wanted.revision)], [put])
+        absent = [Compare(self._keys.node(node), create_revision=0) for node in wanted.lost]
+        same = Compare(key, mod_revision=wanted.revision)
+        await self._etcd.transact([same, *absent], [Put(key, encoded(record))])
 
     async def forget(self, number: int, lost: Collection[int] | None = None) -> Inheritance:
         """Take a node that is gone for good out of the cluster, or (None) only say what that does.
@@ -392,12 +397,14 @@ class Wanted(NamedTuple):
 
     revision: of the claim.
     members: those that the claim is to have.
+    lost: the members that are taken for lost, so that the node takes the place of one.
     """
 
     shard: int
     claim: Copies
     revision: int
     members: list[int]
+    lost: list[int]
 
 
 class Seats:
@@ -479,7 +486,7 @@ class Seats:
             spare = max(0, len(claim.members) + 1 - self._replicas)
             gone = sorted(node for node in claim.members if node in lost - {claim.leader})[:spare]
             stay = [node for node in claim.members if node not in gone]
-            wanted = Wanted(shard, claim, revision, [*stay, self._node])
+            wanted = Wanted(shard, claim, revision, [*stay, self._node], sorted(lost))
             if lost:
                 replacing[shard] = wanted
             else:

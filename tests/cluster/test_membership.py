@@ -19,6 +19,7 @@ from shardmq.cluster.membership import (
     NoPlace,
     Place,
     Seats,
+    Wanted,
     inheritance,
     members_key,
     read_place,
@@ -240,6 +241,35 @@ def test_each_shard_of_a_forgotten_node_is_lost_or_at_home_where_all_of_it_is(se
         assert (
             home in alive or names[home] == leader or not {names[each] for each in alive} & others
         )
+
+
+async def test_a_member_that_has_just_come_back_keeps_its_copy(etcd: Etcd, cluster: str) -> None:
+    claims, keys = Claims(etcd, cluster), KeyNames(cluster)
+    outcome = await etcd.transact([], [Put(keys.shard(0), encoded(claim_of(0, 1)))])
+    wanted = Wanted(0, claim_of(0, 1), outcome.revision, [0, 2], lost=[1])
+    await etcd.transact([], [Put(keys.node(1), b"alive")])
+    await claims.take_seat(wanted)
+    there = await etcd.get(keys.shard(0))
+    assert there is not None and there.value == encoded(claim_of(0, 1))
+    await etcd.transact([], [Delete(keys.node(1))])
+    await claims.take_seat(wanted)
+    there = await etcd.get(keys.shard(0))
+    assert there is not None and there.value == encoded(claim_of(0, 2))
+
+
+def test_a_copy_is_taken_only_while_those_who_count_as_lost_are_absent() -> None:
+    seats = Seats(KEYS, 3, 3, AFTER_S)
+    names = [msgspec.json.encode(Member(f"n{node}", "identity")) for node in range(4)]
+    record = msgspec.json.encode(Record(1, "n0", 1, "s", {"n0": "copy"}))
+    listing = (
+        *(put(KEYS.node(node), None) for node in (0, 3)),
+        *(Pair(f"{members_key(KEYS)}{node}", name, 1, 1, 0) for node, name in enumerate(names)),
+        put(KEYS.shard(0), claim_of(0, 1, 2)),
+        Pair(KEYS.copies_of(0), record, 1, 1, 0),
+    )
+    seats.take(Listing(listing, 7), 0.0)
+    (wanted,) = seats.wanted(AFTER_S)
+    assert wanted.lost == [1, 2] and wanted.members == [0, 2, 3]
 
 
 async def test_a_cluster_has_a_bound(etcd: Etcd, cluster: str) -> None:
