@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from contextlib import aclosing
+from pathlib import Path
 from typing import Final
 
 import uvloop
@@ -80,6 +81,22 @@ def is_of_shard(path: str) -> bool:
     return OF_SHARD.fullmatch(path) is not None
 
 
+def read_count(path: Path) -> int:
+    """Return the number in a file; 0 if there is none."""
+    try:
+        return max(0, int(path.read_bytes()))
+    except (OSError, ValueError):
+        return 0
+
+
+def write_count(path: Path, count: int) -> None:
+    """Write a number to a file; a failure is only logged."""
+    try:
+        path.write_text(f"{count}\n")
+    except OSError as error:
+        log.warning("%s cannot be written: %s", path, error)
+
+
 class Seat:
     """A follower that may become the leader; `start` begins.
 
@@ -113,7 +130,11 @@ class Seat:
         self._revision = 0  # of the record of this shard
         self._numbers: dict[str, float] = {}
         self._is_leaving = False  # the shard drains, and nothing changes the heir any more
-        self._giving = GivingBack(copies.node, config.shard, copies.give_back_after_s)
+        # Of the home: a hand-over ends this process, so a file tells the next one.
+        self._lost_leads = Path(config.runtime_dir, f"shard-{config.shard:02d}.lost-leads")
+        self._giving = GivingBack(
+            copies.node, config.shard, copies.give_back_after_s, read_count(self._lost_leads)
+        )
         self._follower: FollowerOfCopies | None = None
         self._leader: LeaderOfCopies | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -354,7 +375,10 @@ class Seat:
                 copies.recorded(record, self._revision)
         if self._leader is not None:
             self._leader.copies_are(self._copies_count())
+        known = self._giving.lost
         self._giving.look(self._led(), time.monotonic())
+        if self._giving.lost != known:
+            write_count(self._lost_leads, self._giving.lost)
         if record is None or self._follower is None:
             return
         if record.leader != self._copies.node:

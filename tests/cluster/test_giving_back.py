@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from shardmq.cluster.giving_back import EACH_S, GivingBack, Led
+from shardmq.cluster.giving_back import CALM_S, EACH_S, WAIT_S_MAX, GivingBack, Led
 
 AFTER_S = 20.0
 LOOK_S = 0.5
@@ -103,6 +103,50 @@ def test_without_a_time_no_lead_goes_back() -> None:
     leaders = Leaders({0: away()}, after_s=0)
     leaders.run(1000)
     assert leaders.given == []
+
+
+def waits_of_a_home(leads_s: list[float], *, forgets: bool = False) -> list[float]:
+    """Return how long a home waits for the lead each time, if its leads last so long."""
+    leaders = Leaders({0: away()})
+    waits = []
+    for lead_s in leads_s:
+        since = leaders.now
+        while not leaders.given:
+            leaders.run(LOOK_S)
+        waits.append(leaders.given.pop()[0] - since)
+        # The process that has handed over ends, and the next one begins.
+        known = 0 if forgets else leaders.rules[0].lost
+        leaders.rules[0] = GivingBack("b", 0, AFTER_S, known)
+        leaders.tell()
+        leaders.run(lead_s)
+        leaders.change(0, leader="b", in_sync=("b",), home="")
+        leaders.run(LOOK_S)
+        leaders.change(0, in_sync=("a", "b"), home="a")
+    return waits
+
+
+def test_a_home_that_loses_the_lead_soon_waits_twice_as_long_each_time_up_to_a_bound() -> None:
+    waits = waits_of_a_home([5.0] * 12)
+    expected = [min(AFTER_S * 2**times, WAIT_S_MAX) for times in range(12)]
+    assert waits == pytest.approx(expected, abs=EACH_S + 2 * LOOK_S)
+    assert waits[-1] == pytest.approx(WAIT_S_MAX, abs=EACH_S + 2 * LOOK_S)
+
+
+def test_a_home_that_has_led_for_long_gets_the_lead_back_after_the_usual_time() -> None:
+    waits = waits_of_a_home([5.0, 5.0, CALM_S + 1, 5.0])
+    expected = [AFTER_S, 2 * AFTER_S, 4 * AFTER_S, AFTER_S]
+    assert waits == pytest.approx(expected, abs=EACH_S + 2 * LOOK_S)
+
+
+def test_a_count_that_is_not_passed_on_does_not_grow() -> None:
+    """The next process of the node that gave the lead away would swing as fast as the first."""
+    waits = waits_of_a_home([5.0] * 4, forgets=True)
+    assert max(waits) < 2 * AFTER_S + EACH_S + 2 * LOOK_S
+
+
+def test_an_hour_is_no_bound_for_those_who_ask_for_more() -> None:
+    rule = GivingBack("b", 0, 2 * WAIT_S_MAX, lost=1000)
+    assert rule.wait_s == 2 * WAIT_S_MAX
 
 
 @pytest.mark.parametrize("seed", range(20))

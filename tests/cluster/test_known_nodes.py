@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -110,16 +112,24 @@ def test_a_key_that_cannot_be_read_hides_none_behind_it_from_who_takes_copies() 
     assert [wanted.shard for wanted in seats.wanted()] == [0]
 
 
-@pytest.fixture
-def seat() -> Iterator[Seat]:
+@contextmanager
+def seat_at(runtime_dir: str, node: str = "n0") -> Iterator[Seat]:
     etcd = EtcdSettings(endpoints=["http://127.0.0.1:1"])
     keys = keys_of("a secret of many words", "tea")
     copies = CopiesConfig(
-        cluster="tea", node="n0", fd=-1, founds=True, keys=keys, etcd=etcd, replicas=3
+        cluster="tea", node=node, fd=-1, founds=True, keys=keys, etcd=etcd, replicas=3
     )
-    made = Seat(ShardConfig("/nowhere", "/nowhere", 0), copies)
-    yield made
-    os.close(made.fd)
+    made = Seat(ShardConfig("/nowhere", runtime_dir, 0), copies)
+    try:
+        yield made
+    finally:
+        os.close(made.fd)
+
+
+@pytest.fixture
+def seat() -> Iterator[Seat]:
+    with seat_at("/nowhere") as made:
+        yield made
 
 
 def record(*names: str) -> Pair:
@@ -149,3 +159,22 @@ def test_a_claim_that_cannot_be_read_any_more_counts_as_before(seat: Seat) -> No
     seat._take_all(listing(record("n0"), pair(KEYS.shard(0), encoded(CLAIM))))
     seat._take_all(Changes((pair(KEYS.shard(0), b"{"),), 6))
     assert seat._copies_count() == 3
+
+
+def test_the_next_process_of_a_shard_knows_how_often_its_home_has_lost_the_lead(
+    tmp_path: Path,
+) -> None:
+    for times in range(3):
+        with seat_at(str(tmp_path), "n1") as seat:
+            assert seat._giving.lost == times
+            seat._take_all(listing(record("n0", "n1"), pair(KEYS.shard(0), encoded(CLAIM))))
+            seat._take_all(Changes((record("n1"),), 6))
+    (tmp_path / "shard-00.lost-leads").write_text("no number")
+    with seat_at(str(tmp_path), "n1") as seat:
+        assert seat._giving.lost == 0
+
+
+def test_a_count_that_cannot_be_written_ends_nothing(seat: Seat) -> None:
+    seat._take_all(listing(record("n0", "n1"), pair(KEYS.shard(0), encoded(CLAIM))))
+    seat._take_all(Changes((record("n1"),), 6))
+    assert seat._giving.lost == 1
