@@ -121,7 +121,12 @@ class Came(NamedTuple):
     message: frames.FromLeader | None  # None: it has ended
 
 
-Event = Recorded | Gone | Swapped | Connected | Came
+class Promised(NamedTuple):
+    term: int
+    done: asyncio.Future[None]
+
+
+Event = Recorded | Gone | Swapped | Connected | Came | Promised
 
 
 class FollowerOfCopies:
@@ -180,6 +185,12 @@ class FollowerOfCopies:
         """Take a sign that the leader of this term is gone, such as the end of its lease."""
         self._events.put_nowait(Gone(term))
 
+    async def promise(self, term: int) -> None:
+        """Return when no leader of a lower term is listened to any more."""
+        done = asyncio.get_running_loop().create_future()
+        self._events.put_nowait(Promised(term, done))
+        await done
+
     # -- the life ----------------------------------------------------------------------------------
 
     async def run(self) -> Lead:
@@ -222,6 +233,10 @@ class FollowerOfCopies:
                 self._rules.leader_gone(event.term, now)
             case Swapped():
                 await self._act(self._rules.swapped(event.outcome, now))
+            case Promised():
+                await self._act(self._rules.promise(event.term))
+                if not event.done.done():
+                    event.done.set_result(None)
             case Connected():
                 await self._take_connection(event, now)
             case Came():

@@ -682,6 +682,7 @@ class Follower:
         self.record: Record | None = None
         self.revision = -1  # nothing was read yet
         self.leads = False
+        self.confirmed: Position | None = None  # what this process has heard of last
         self._settings = settings
         self._founds = founds
         self._session = life * SESSIONS_MAX
@@ -775,6 +776,7 @@ class Follower:
                 if not self._is_greeted:
                     return []
                 self._heard_at = now
+                self.confirmed = Position(message.term, message.confirmed)
                 return self._ack()
             case Continue():
                 if self._is_greeted:
@@ -865,6 +867,16 @@ class Follower:
         """Take that an operation could not be applied, so that the position is not known."""
         self.position, self._synced = None, -1
         return self._end_session(why)
+
+    def promise(self, term: int) -> Effects:
+        """Listen to no leader of a lower term any more, because this copy is to be elected.
+
+        Else what a leader had sent before it died could tear the copy that leads next.
+        """
+        if self.leads:
+            return []
+        kept = self._keep(term=max(self.held.term, term))
+        return [*self._end_session("an election"), *kept]
 
     def swapped(self, outcome: int | Swap, now: float) -> Effects:
         """Take the outcome of the proposal to lead."""

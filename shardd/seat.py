@@ -21,6 +21,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import uvloop
 
 from shardmq.cluster.copy_streams import CopyStreams, copies_protocol
@@ -45,12 +46,14 @@ from shardmq.cluster.replicated_files import Deposed, ReplicatedFiles
 from shardmq.cluster.rules import Record, Settings, Wait
 from shardmq.cluster.secret import tls_context
 from shardmq.cluster.streams import (
+    COPY_STATE,
     OPENING_S_MAX,
     Address,
     NoStream,
     Opening,
     OpeningProtocol,
 )
+from shardmq.cluster.unclean import STATE_S_MAX, Ask, CopyState
 from shardmq.cluster.versions import own_versions
 from shardmq.shardd.config import CopiesConfig, ShardConfig
 from shardmq.shardd.directories import held_path, shard_directory
@@ -66,6 +69,7 @@ HAND_OVER_S_MAX: Final = 2.0
 STOP_S_MAX: Final = 1.0
 # How often a leader looks whether the lead is to go back to the home of the shard.
 LOOK_S: Final = 1.0
+ASK_BYTES_MAX: Final = 4096
 WAITS: Final = {
     None: "",
     Wait.OWN_DISK: "",
@@ -322,11 +326,33 @@ class Seat:
         """Return the protocol of a node that follows. Raises NoStream."""
         if opening.cluster != self._copies.cluster:
             raise NoStream(f"this is a node of the cluster '{self._copies.cluster}'")
+        if opening.service == COPY_STATE:
+            return asyncio.StreamReaderProtocol(
+                asyncio.StreamReader(ASK_BYTES_MAX), self._tell_state
+            )
         if opening.service != self._service:
             raise NoStream(f"this is {self._service}")
         if self._leader is None:
             raise NoStream(f"{self._copies.node} does not lead", self._life)
         return copies_protocol(self._leader)
+
+    async def _tell_state(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Say in a line of JSON what the copy is; nothing is said unless this node follows."""
+        try:
+            async with asyncio.timeout(STATE_S_MAX):
+                asked = msgspec.json.decode(await reader.readline(), type=Ask)
+                follower = self._follower
+                if follower is not None and asked.promise:
+                    await follower.promise(asked.promise)
+                if follower is not None and follower is self._follower:
+                    rules = follower.follower
+                    state = CopyState(self._life, rules.held, rules.position, rules.confirmed)
+                    writer.write(msgspec.json.encode(state) + b"\n")
+                    await writer.drain()
+        except (OSError, ValueError, msgspec.MsgspecError) as error:  # a timeout is an OSError
+            log.info("a question for the state of the copy has ended: %s", error)
+        finally:
+            writer.close()
 
     # -- what etcd says ----------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ from shardmq.cluster.streams import (
     METRICS,
     NoStream,
 )
+from shardmq.cluster.unclean import Elections
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.memory import BURST_CHANGES, AfterBursts, give_back
 from shardmq.supervisor import notify
@@ -177,6 +178,7 @@ class Controller:
             self.authority, lambda: self.config.runtime_dir, lambda: self.config.default_user
         )
         self.forget_node: Callable[..., Awaitable[Inheritance]] | None = None
+        self.elections: Elections | None = None  # of a cluster
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges(elsewhere)
         self.ended_streams = EndedStreams(
@@ -491,6 +493,7 @@ async def start_http(controller: Controller) -> Servers | None:
         relocating=controller.relocating,
         bridges=controller.bridges,
         forget_node=controller.forget_node,
+        elections=controller.elections,
         ended=controller.ended_streams,
         spans=controller.spans,
     )

@@ -110,6 +110,27 @@ def forget(
         typer.echo(f"lost shards: {', '.join(map(str, now['shards_lost']))}")
 
 
+def elect_unclean(
+    api: Api,
+    shard: Annotated[int, typer.Argument(min=0, help="Its number.")],
+    name: NodeName,
+    lose: Annotated[
+        bool, typer.Option(help="Lose messages that were confirmed, if the copy lacks them.")
+    ] = False,
+) -> None:
+    """Let the copy of a node lead a shard whose in-sync nodes have lost their disks.
+
+    The command says first how much may be lost. Without --lose it does nothing more. If a node that
+    was in sync can come back, start that one instead: it has all.
+    """
+    path, thing = ("shards", str(shard), "elect-unclean", name), f"shard {shard}"
+    typer.echo(api.get(*path, thing=thing)["loss"], err=True)
+    if not lose:
+        fail("nothing is changed: say --lose if this may be lost")
+    now = api.post(*path, body={"lose": True}, thing=thing)
+    typer.echo(f"{now['node']} leads shard {now['shard']} in term {now['term']}")
+
+
 def join(
     api: Api,
     name: Annotated[
@@ -157,5 +178,6 @@ app.command("shards")(bound(shards))
 app.command("drain")(bound(drain))
 app.command("rebalance")(bound(rebalance))
 app.command("forget")(bound(forget))
+app.command("elect-unclean")(bound(elect_unclean))
 app.command("join")(bound(join))
 app.command("demo")(demo)

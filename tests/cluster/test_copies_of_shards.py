@@ -16,7 +16,9 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from typer.testing import CliRunner
 
+from shardmq.supervisor.cli.app import app
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
 from tests.support.real_cluster import RealCluster, api, connect, wait_for_nodes
@@ -316,6 +318,66 @@ def read(client: pika.BlockingConnection, stream: str, count: int, tag: str) -> 
     wait_until(lambda: client.process_data_events(0.05) or len(found) == count, "rows")
     channel.close()
     return found
+
+
+def elect(node: RealBroker, shard: int, name: str, *words: str) -> tuple[bool, str]:
+    """Ask a node for an unclean election; return whether it was done, and the words."""
+    where = ("--data-dir", str(node.data_dir))
+    found = CliRunner().invoke(app, ["cluster", "elect-unclean", str(shard), name, *words, *where])
+    return found.exit_code == 0, found.output
+
+
+def test_an_operator_lets_a_copy_lead_when_the_last_node_in_sync_has_lost_its_disk(
+    cluster: RealCluster, name: str
+) -> None:
+    """The shard is what the copy was: what was confirmed behind that is lost, and nothing else."""
+    at = cluster.nodes[0]
+    with connect(at) as client:
+        channel = client.channel()
+        for index in range(OBJECTS):
+            channel.queue_declare(f"{name}-{index}", durable=True)
+    rows = {row["name"]: row["shard"] for row in api(at, "queues")}
+    shard = rows[f"{name}-0"]
+    queue = f"{name}-0"
+    record = cluster.copies()[shard]
+    leader = cluster.named(record.leader)
+    (follower,) = (cluster.named(each) for each in record.in_sync if each != record.leader)
+    confirmed = Pump([at], [queue])
+    confirmed.start()
+    more_confirms([confirmed])
+    target = follower.data_dir.name
+    is_done, said = elect(at, shard, target, "--lose")
+    assert not is_done and "is in sync and alive" in said
+    pid = follower.pid("shard", shard)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: len(cluster.copies()[shard].in_sync) == 1, "the copy to be left out")
+        more_confirms([confirmed])
+        confirmed.end()
+        held = next(leader.data_dir.rglob(f"shard-{shard:02d}.copy"))
+        held.unlink()
+        os.kill(leader.pid("shard", shard), signal.SIGKILL)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # Until then the node that led may be alive without a word, or may not be alive yet.
+    wait_until(lambda: "say --lose" in elect(at, shard, target)[1], "the copy that is lost")
+    is_done, said = elect(at, shard, target)
+    assert f"the copy of shardmq@{target} ends at operation" in said and not is_done
+    assert cluster.copies()[shard].leader == record.leader
+    is_done, said = elect(at, shard, target, "--lose")
+    assert is_done and f"shardmq@{target} leads shard {shard}" in said
+    cluster.wait_for_copies()
+    with connect(at) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        publish_at_last(channel, queue, b"%d" % (confirmed.confirmed[queue][-1] + 1), PERSISTENT)
+    numbers = confirmed.confirmed[queue]
+    found = all_of(at, queue)
+    *kept, last = found
+    assert last == numbers[-1] + 1
+    assert CONFIRMS_MORE <= len(kept) < len(numbers)
+    assert kept == numbers[: len(kept)]
+    assert any("lets" in node.log_path.read_text() for node in cluster.nodes)
 
 
 @pytest.mark.parametrize("confirms_alone", [False, True])

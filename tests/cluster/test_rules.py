@@ -342,6 +342,22 @@ def test_a_leader_that_starts_again_is_no_leader_and_stands_again() -> None:
     assert follower.tick(1.1) == [Propose(again, 10)]
 
 
+def test_a_copy_that_is_about_to_be_elected_hears_no_leader_of_a_lower_term() -> None:
+    follower = following()
+    follower.position = Position(3, 5)
+    (send,) = follower.connected(0.0)
+    session = send.message.session  # type: ignore[union-attr]
+    cut, keep = follower.promise(4)
+    assert isinstance(cut, Cut) and keep == Keep(Held("s", "copy-b", True, False, 4))
+    assert follower.heard(Compare(session, 3, "s", "copy-new"), 0.1) == []
+    assert follower.operations(session, Position(3, 6), 2, 0.1) == 2, "all are skipped"
+    assert follower.held.is_whole and follower.position == Position(3, 5)
+    assert follower.leader == "", "nor does it connect to one"
+    chosen = Record(4, "b", 1, "s", {"b": "copy-b"})
+    assert follower.recorded(chosen, 11, 0.2) == [Lead(chosen, 11, Position(3, 5))]
+    assert follower.promise(5) == [], "it leads"
+
+
 def test_operations_that_came_before_are_skipped_and_a_gap_ends_the_session() -> None:
     follower = following()
     follower.position = Position(3, 5)

@@ -480,6 +480,7 @@ def test_queues_change_their_nodes_by_command(
             "shards_lost": [],
             "new_homes": {"3": "shardmq@n"},
         },
+        "/api/shards/3/elect-unclean/n": {"shard": 3, "node": "n", "term": 9, "loss": "12 may go"},
         "/api/nodes": [{"name": "shardmq@n", "running": True, "uptime": 1, "shards": [2, 3]}],
     }.items():
         monkeypatch.setitem(ANSWERS, path, answer)
@@ -506,6 +507,13 @@ def test_queues_change_their_nodes_by_command(
             0,
             "m is forgotten, 0 queues are lost\nshard 3 has its home on shardmq@n\n",
         ),
+        (["cluster", "elect-unclean", "3", "n"], None, 1, "12 may go"),
+        (
+            ["cluster", "elect-unclean", "3", "n", "--lose"],
+            ("shards/3/elect-unclean/n", {"lose": True}),
+            0,
+            "n leads shard 3 in term 9",
+        ),
         (["cluster", "join", "n"], None, 0, "shardmq@n takes part, with the shards 2, 3"),
         (["cluster", "join", "x", "--within", "0"], None, 1, "does not take part"),
         (
@@ -519,6 +527,8 @@ def test_queues_change_their_nodes_by_command(
         api.asked.clear()
         code, output = run(*command, "--url", api.url)
         assert (bool(code), said in output) == (bool(status), True), (command, output)
+        if "elect-unclean" in command and "--lose" not in command:
+            assert [method for method, _, _ in api.asked] == ["GET"]
         if asked is not None:
             assert (f"/api/{asked[0]}", asked[1]) in [(path, body) for _, path, body in api.asked]
 

@@ -66,6 +66,7 @@ from shardmq.broker.controller.management.resources import (
     stream_groups,
     streams,
     super_streams,
+    unclean_elections,
     users,
     vhosts,
     virtual_queues,
@@ -98,7 +99,7 @@ RESOURCES = (
     stream_groups, streams, stream_clients, super_streams, virtual_queues, exchanges, bindings,
     connections, channels, consumers, messages, policies, parameters, limits, health,
     garbage_collection, node_drains, processes, shard_load, logs, message_sizes, settings,
-    definitions, shovels,
+    definitions, shovels, unclean_elections,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)

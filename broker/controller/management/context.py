@@ -35,6 +35,7 @@ from shardmq.broker.controller.streams.stream_reader import ReaderConnection, co
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.logins import Logins
 from shardmq.cluster.membership import Inheritance
+from shardmq.cluster.unclean import Elections
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class Context:
     bridges: Bridges | None = None  # of a controller that runs
     # `Claims.forget`; None without a cluster.
     forget_node: Callable[..., Awaitable[Inheritance]] | None = None
+    elections: Elections | None = None  # of copies that may lack messages; None without a cluster
     imports: Imports = field(default_factory=Imports)
     http_connections: HttpConnections = field(default_factory=HttpConnections)
     long_responses: LongResponses = field(default_factory=LongResponses)

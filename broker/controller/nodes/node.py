@@ -32,6 +32,7 @@ from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
 from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.relay import Relay
+from shardmq.broker.controller.nodes.unclean_elections import UncleanElections
 from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
 from shardmq.broker.controller.stored.definitions import (
@@ -210,9 +211,13 @@ class Node:
         """Open a stream to a node. Raises NoStream."""
         if (port := node.ports.get("cluster")) is None:
             raise NoStream(f"{node.name} has no port for nodes")
-        return await open_pair(
-            (node.address, port), self._client_tls, self._opening(service, None, None)
-        )
+        return await self._connect_at((node.address, port), service)
+
+    async def _connect_at(
+        self, address: Address, service: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream to a service at an address. Raises NoStream."""
+        return await open_pair(address, self._client_tls, self._opening(service, None, None))
 
     # -- the two roles -----------------------------------------------------------------------------
 
@@ -323,6 +328,9 @@ class Node:
             doors = doors_of(filter(self._understands, self._nodes.nodes.values()))
             controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
             controller.forget_node = Claims(self._etcd, self._cluster.name).forget
+            controller.elections = UncleanElections(
+                self._etcd, KeyNames(self._cluster.name), self._nodes, self._connect_at
+            )
             controller.leads = Assurance(copies.replicated, config.data_dir).leads
             self._leader = controller
             self._changed()
