@@ -124,6 +124,7 @@ class ReplicatedFiles:
         self.set_aside = files.set_aside  # each copy sets room aside when it leads
         self.room = files.room
         self.has_room = files.has_room
+        self.is_linked = files.is_linked
         self.salt = files.salt
 
     # -- names -------------------------------------------------------------------------------------

@@ -190,6 +190,7 @@ class WatchedFiles:
         self.set_aside = calls.timed("allocate", files.set_aside)
         self.room = calls.timed("stat", files.room)
         self.has_room = calls.timed("statvfs", files.has_room)
+        self.is_linked = calls.timed("stat", files.is_linked)
         self.truncate = calls.timed("truncate", files.truncate)
         self.sync = calls.timed("sync", files.sync)
         self.sync_directory = calls.timed("sync of a directory", files.sync_directory)

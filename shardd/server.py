@@ -22,6 +22,7 @@ from shardmq.shardd.disk import Calls, DiskRoom, StallWatch
 from shardmq.shardd.disk_home import DiskHome
 from shardmq.shardd.links import Links
 from shardmq.shardd.shard import Shard
+from shardmq.shardd.snapshotting import Snapshotting
 from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
 from shardmq.shardd.store.files import Files, is_full
 from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
@@ -125,6 +126,7 @@ class Server:
             short_way=short_ways.are_on(),
         )
         self._threads = SyncThreads(self.shard.syncs)
+        self._snapshots = Snapshotting(self.shard, self._directory, self.watch)
         self._spin = Spin(config.spin_us)
         self._memory = AfterBursts(BURST_BYTES)
         self.links = Links(
@@ -137,6 +139,7 @@ class Server:
     def begin(self) -> None:
         """Begin to serve: the controller is told that the shard is there."""
         self._make_directory()
+        self._snapshots.begin()
         self._stall.start()
         for fd in self._threads.fds:
             self.links.poll.register(fd, select.EPOLLIN)
@@ -192,6 +195,8 @@ class Server:
             taken = self.links.receive(now)
         if now >= self._next_tick or self._next_tick > now + TICK_MS:  # the clock was set back
             self._tick(now)
+        if self.shard.snapshots.asked is not None:
+            self._snapshots.turn()
         if now >= self.shard.upkeep.due:
             self._threads.begin_reclaim(now)
         self._threads.begin_settled_sync()

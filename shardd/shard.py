@@ -35,6 +35,7 @@ from shardmq.shardd.queues import Arrival, Consumer, Queue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import DELIVERY_TURN_BYTES, QUEUE_PASS_BYTES, Serving
 from shardmq.shardd.short_way import ShortWay
+from shardmq.shardd.snapshot_requests import SnapshotRequests
 from shardmq.shardd.store.format import lent
 from shardmq.shardd.stores import NoRoom, Screened, Store, StoreHome, counters_of
 from shardmq.shardd.streams import Fates
@@ -102,6 +103,7 @@ class Shard:
         self.membership = Membership(registry, self._consumers, pid)
         self._queue_requests = QueueRequests(registry, self._serving, self._numbers)
         self._moves = Moves(registry, self._serving, self.syncs, no_room)
+        self.snapshots = SnapshotRequests()
         self._no_room = no_room
         self._process_stats = process_stats
         # The loop uses these without a step through the registry.
@@ -171,6 +173,8 @@ class Shard:
             m.Unwatch: registry.streams.on_unwatch,
             m.StoreOffset: registry.streams.on_store_offset,
             m.Stats: requests.on_stats,
+            # the files
+            m.Snapshot: self.snapshots.on_snapshot,
         }
 
     @property

@@ -94,6 +94,14 @@ class Store(QueueStore, UpkeepStore, Protocol):
     def set_returns(self, queue_id: int, entries: array[int], times: Sequence[int]) -> None:
         """Note how often each of these messages was returned to the queue."""
 
+    directory: str
+
+    def flush(self) -> None:
+        """Write all that is only in memory to the files."""
+
+    def growing(self) -> Mapping[str, None]:
+        """Return the names of segments that are written to again, for a snapshot."""
+
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
     @property

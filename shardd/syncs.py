@@ -30,6 +30,7 @@ class Syncs(SyncsState):
         self.begun = 0  # the number of the last begun sync that confirms batches
         self.ended = 0  # the last of these numbers that ended well, with all before it
         self.wanted = False  # somebody waits for a sync
+        self.are_held = False  # no job begins, because a snapshot waits for the end of all
         self._answers: deque[tuple[int, Callable[[], None]]] = deque()
         self._tried = 0  # how many syncs of messages were begun, or failed to begin
         self._settled: Sync[Store | Stream] | None = None
@@ -61,7 +62,13 @@ class Syncs(SyncsState):
     @property
     def may_begin(self) -> bool:
         """Return whether `begin` would do something now."""
-        return self.wanted and self._registry.sync is None
+        return self.wanted and self._registry.sync is None and not self.are_held
+
+    @property
+    def are_idle(self) -> bool:
+        """Return whether no job of a store or stream is under way."""
+        registry = self._registry
+        return registry.sync is None and self._settled is None and registry.upkeep.store is None
 
     def begin(self) -> SyncJob | None:
         """Return a sync to be run, if there is something to do and no other sync runs.
@@ -136,7 +143,7 @@ class Syncs(SyncsState):
         registry = self._registry
         if self._settled_after is None or self._tried < self._settled_after:
             return None
-        if self._settled is not None or registry.sync is not None:
+        if self._settled is not None or registry.sync is not None or self.are_held:
             return None
         self._settled_after = None
         jobs: list[tuple[Store | Stream, SyncJob]] = []
@@ -169,6 +176,8 @@ class Syncs(SyncsState):
 
     def begin_reclaim(self, now: int) -> Step | None:
         """Return a step of one store, to be run, if one is due and there is something to do."""
+        if self.are_held:
+            return None
         return self._registry.upkeep.begin(self._registry.stores.values(), now)
 
     def end_reclaim(self, now: int) -> None:

@@ -35,6 +35,7 @@ HEAD: Final = struct.Struct("<8sII")
 LEVELS_MAX: Final = 4
 SHOWN_MAX: Final = 60  # The number of characters of a wrong value in an error text.
 NOT_READ: Final = ("lost.", "damaged.", "gone.")
+SNAPSHOTS: Final = "snapshots"  # in the data directory: backups, which no start reads
 _POLYNOMIAL: Final = 0x82F63B78  # The polynomial of crc32c, reflected.
 
 
@@ -162,7 +163,7 @@ def _files(directory: Path, level: int = 0) -> Iterator[Path]:
         if entry.is_file(follow_symlinks=False):
             if not entry.name.startswith(NOT_READ):
                 yield Path(entry.path)
-        elif level < LEVELS_MAX and entry.is_dir():
+        elif level < LEVELS_MAX and entry.is_dir() and (level or entry.name != SNAPSHOTS):
             yield from _files(Path(entry.path), level + 1)
 
 

@@ -38,6 +38,7 @@ from shardmq.broker.controller.requests import NodesChanged
 from shardmq.broker.controller.resharding import draining
 from shardmq.broker.controller.resharding.resharding import Resharding
 from shardmq.broker.controller.resharding.shard_sets import NODE
+from shardmq.broker.controller.snapshots import Snapshots
 from shardmq.broker.controller.span_export import SpanExport
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.controller.stored.definitions import Definitions
@@ -179,6 +180,13 @@ class Controller:
         )
         self.forget_node: Callable[..., Awaitable[Inheritance]] | None = None
         self.elections: Elections | None = None  # of a cluster
+        self.snapshots = Snapshots(
+            config.data_dir,
+            self.authority.catalog,
+            self.definitions,
+            self.shards,
+            lambda: self.moves.progress,
+        )
         self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges(elsewhere)
         self.ended_streams = EndedStreams(
@@ -494,6 +502,7 @@ async def start_http(controller: Controller) -> Servers | None:
         bridges=controller.bridges,
         forget_node=controller.forget_node,
         elections=controller.elections,
+        snapshots=controller.snapshots,
         ended=controller.ended_streams,
         spans=controller.spans,
     )

@@ -81,6 +81,9 @@ class Files(Protocol):
         The answer is True if the system does not say how much is free.
         """
 
+    def is_linked(self, handle: int) -> bool:
+        """Return whether a file has another name, too, because a snapshot has it."""
+
     def truncate(self, handle: int, size: int) -> None: ...
     def sync(self, handle: int) -> None: ...
     def sync_directory(self, path: str) -> None: ...
@@ -172,6 +175,9 @@ class OsFiles:
         # A file system without a fixed number of inodes says that it has 0.
         no_names = found.f_files > 0 and found.f_favail == 0
         return found.f_bavail * found.f_frsize > size and not no_names
+
+    def is_linked(self, handle: int) -> bool:
+        return os.fstat(handle).st_nlink > 1
 
     def truncate(self, handle: int, size: int) -> None:
         os.ftruncate(handle, size)

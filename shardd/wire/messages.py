@@ -1047,6 +1047,17 @@ class Unreserve(Message, tag="unreserve", frozen=True):
     number: int
 
 
+class Snapshot(Message, tag="snapshot", frozen=True):
+    """Make a snapshot of the files of the shard in a directory, which must not be there.
+
+    The controller sends Snapshot. The shard answers with Done when the snapshot is on stable
+    storage, or with Refused, with the reason for people as `text`.
+    """
+
+    request: int
+    directory: str
+
+
 class Done(Message, tag="done", frozen=True):
     """Answer a request that was carried out; the shard sends Done to the peer that asked.
 
@@ -1083,5 +1094,5 @@ Control = (
     | CountUnsettled | UnsettledCount | DeadLetterUpTo | TakeLetters | Letters | PutLetters
     | AskLetters | LastLetters | Recall | Purge | DeadLetters
     | DeadLettersPublished | DedupAsk | DedupVerdicts | DedupOutcome | DedupForget | Reserve
-    | Redeem | Unreserve | Done | Refused
+    | Redeem | Unreserve | Snapshot | Done | Refused
 )  # fmt: skip

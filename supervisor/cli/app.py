@@ -96,7 +96,9 @@ PANELS: Final[dict[str, str]] = {
         " policies.list_global_parameters shovels.shovel_status shovels.restart_shovel"
         " shovels.delete_shovel shovels.pause_shovel shovels.resume_shovel"
     ),
-    "Definitions": ("definitions.export_definitions definitions.import_definitions"),
+    "Definitions and backup": (
+        "definitions.export_definitions definitions.import_definitions snapshots.snapshot"
+    ),
 }
 COMMANDS: Final = {
     command.partition(".")[2]: command for words in PANELS.values() for command in words.split()

@@ -460,6 +460,18 @@ def test_commands_of_rabbitmqctl_ask_for_the_same(
     assert asks in [(method, path) for method, path, _ in api.asked]
 
 
+def test_a_snapshot_has_the_path_that_the_user_sees(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(ANSWERS, "/api/snapshots", {"directory": "/there"})
+    monkeypatch.chdir(tmp_path)
+    for given in ("backup", str(tmp_path / "backup")):
+        api.asked.clear()
+        code, output = run("snapshot", given, "--url", api.url)
+        assert (code, output) == (0, "a snapshot is in /there\n")
+        assert api.asked == [("POST", "/api/snapshots", {"directory": str(tmp_path / "backup")})]
+
+
 @pytest.mark.row("K13")
 def test_queues_change_their_nodes_by_command(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch

@@ -297,5 +297,8 @@ class FaultyFiles:
         del self.names[path]
         self._renamed()
 
+    def is_linked(self, handle: int) -> bool:
+        return False
+
     def salt(self) -> int:
         return self.random.randrange(1, 1 << 32)

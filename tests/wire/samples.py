@@ -136,6 +136,7 @@ CONTROL: list[wire.Control] = [
     wire.Reserve(29, 3, [(7, [4, 300]), (8, [])]),
     wire.Redeem(3),
     wire.Unreserve(3),
+    wire.Snapshot(51, "/var/backups/one/shard-00"),
     wire.Done(18, 19, 20, [7, 300]),
     wire.Refused(19, 404, "gone"),
 ]

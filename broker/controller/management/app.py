@@ -62,6 +62,7 @@ from shardmq.broker.controller.management.resources import (
     settings,
     shard_load,
     shovels,
+    snapshots,
     stream_clients,
     stream_groups,
     streams,
@@ -99,7 +100,7 @@ RESOURCES = (
     stream_groups, streams, stream_clients, super_streams, virtual_queues, exchanges, bindings,
     connections, channels, consumers, messages, policies, parameters, limits, health,
     garbage_collection, node_drains, processes, shard_load, logs, message_sizes, settings,
-    definitions, shovels, unclean_elections,
+    definitions, shovels, unclean_elections, snapshots,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.resharding.reshard_progress import ReshardProgress
+from shardmq.broker.controller.snapshots import Snapshots
 from shardmq.broker.controller.span_export import SpanExport
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
@@ -70,6 +71,7 @@ class Context:
     # `Claims.forget`; None without a cluster.
     forget_node: Callable[..., Awaitable[Inheritance]] | None = None
     elections: Elections | None = None  # of copies that may lack messages; None without a cluster
+    snapshots: Snapshots | None = None  # of a controller that runs
     imports: Imports = field(default_factory=Imports)
     http_connections: HttpConnections = field(default_factory=HttpConnections)
     long_responses: LongResponses = field(default_factory=LongResponses)

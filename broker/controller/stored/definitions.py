@@ -426,6 +426,27 @@ class Definitions:
         if syncs:
             self._log.sync()
 
+    def copy_job(self, catalog: Catalog, directory: Path) -> Callable[[], None]:
+        """Encode all definitions, and return what writes them to another directory, in any thread.
+
+        It raises OSError.
+        """
+        copy = Definitions(directory, self._boot, format=self._format)
+        copy.last_queue_id = self.last_queue_id
+        files = {name: rows.encode_rows(name, catalog) for name in JSON_FILES}
+        write_log = copy._compaction(catalog)
+
+        def write() -> None:
+            for name, data in files.items():
+                copy._files[name].replace(data)
+            try:
+                write_log()
+            finally:
+                copy.close()
+            copy.complete()
+
+        return write
+
     def _may_rewrite(self) -> bool:
         """Return whether there seems to be room for another log beside this one."""
         wanted = self._log.size + 2 * room.LOG_ROOM_BYTES

@@ -8,6 +8,9 @@ flush gives the file back untouched, without any system call. Files beyond the b
 too, and are doomed: they wait until a job has time to remove them, because removing a file may take
 a millisecond. A recovery does not take spares for segments.
 
+The file of a segment that a snapshot has linked is not used again: the snapshot would get what is
+written to the file.
+
 A spare is written to only after its name is on stable storage. Otherwise a power cut could bring
 back the old name, header and index together with messages of the next segment. A spare is written
 to or removed only after the manifest that no longer lists it is on stable storage
@@ -55,6 +58,7 @@ class Reclaimer:
         self.doomed: list[tuple[str, int]] = []  # path and size, to be removed in this order
         self.buffers: list[bytearray] = []
         self.next_name = 1
+        self.linked_below = 0  # segments with lower numbers may be in a snapshot
 
     def set_aside(self, count: int) -> None:
         """Make sure of at least `count` spares whose names last.
@@ -123,7 +127,8 @@ class Reclaimer:
         self.next_name = max(self.next_name, number + 1)
         path = f"{self.directory}/{file_name('spare', number)}"
         handle = self.files.open(path)
-        if len(self.spares) < self.spares_max and self.files.size(handle) == self.segment_bytes:
+        is_whole = self.files.size(handle) == self.segment_bytes
+        if len(self.spares) < self.spares_max and is_whole and not self.files.is_linked(handle):
             self.spares.append(Spare(path, handle, False))
             return self._numbers_in(handle)[1]
         self.doom(path, self.files.size(handle))
@@ -218,7 +223,7 @@ class Reclaimer:
     def _dispose_file(self, segment: Segment) -> None:
         wanted = len(self.spares) < self.spares_max and segment.capacity == self.segment_bytes
         wanted = wanted and (self.recycle or not segment.flushed)
-        if not wanted:
+        if not wanted or self._is_linked(segment):
             if segment.handle is not None:
                 self.files.close(segment.handle)
             self.doom(self._spare_name(segment), segment.capacity)
@@ -226,6 +231,17 @@ class Reclaimer:
             handle = self.files.open(segment.path) if segment.handle is None else segment.handle
             self.spares.append(Spare(self._spare_name(segment), handle, not segment.flushed))
         segment.handle = None
+
+    def _is_linked(self, segment: Segment) -> bool:
+        """Return whether a snapshot has the file; the system is asked only where one may have it.
+
+        The file stays open for whoever disposes of the segment.
+        """
+        if segment.number >= self.linked_below or not segment.flushed:
+            return False
+        if segment.handle is None:
+            segment.handle = self.files.open(segment.path)
+        return self.files.is_linked(segment.handle)
 
     def _spare_name(self, segment: Segment) -> str:
         if not segment.flushed:

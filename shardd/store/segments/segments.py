@@ -126,6 +126,16 @@ class Segments(SegmentsState):
             segment is held for held, _ in self.state.job.noted.segments
         )
 
+    def growing(self) -> dict[str, None]:
+        """Return the names of the files of segments that are written to again later.
+
+        The other files of segments stay as they are, under the names that a snapshot gives them,
+        too. The caller has flushed all, and no job is under way.
+        """
+        self.reclaimer.linked_below = self.next_number
+        growing = [*self.in_memory, *([self.open] if self.open is not None else [])]
+        return dict.fromkeys(segment.path.rpartition("/")[2] for segment in growing)
+
     def note_time(self, now: int) -> None:
         """Note that the messages that are there came until `now`, in ms since the epoch."""
         segment = self.open

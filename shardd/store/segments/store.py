@@ -88,6 +88,7 @@ class SegmentStore(SegmentStoreState):
         # Without a call between.
         self.peek, self.came_at = self._retrieval.peek, segments.ages.came_at
         self.note_time = segments.note_time
+        self.growing = segments.growing
         # For queues that move to another shard, or come from there.
         self.letters = Letters(segments, self._retrieval).records
         self.set_returns = segments.returns.put
@@ -129,7 +130,7 @@ class SegmentStore(SegmentStoreState):
         except OSError as error:
             raise self._state.named(error) from error
         self._state.stage = "open"
-        segments.next_number = found.next_number
+        segments.next_number = segments.reclaimer.linked_below = found.next_number
         segments.counters.damage = found.damage
         self._merging.known_ids = array("I", sorted(queue_ids)) if found.segments else None
         for segment in found.segments:

@@ -92,6 +92,7 @@ class StreamLog:
         self._cache = StreamCache(files) if cache is None else cache
         self._segments = StreamSegments(self._state, self._cache, sync, remover)
         self._firsts = self._segments.firsts
+        self.growing = self._segments.growing
         self._published = published
         self.positions = Positions(files, directory, sync)
         self.producers = StreamProducers(files, directory, sync)

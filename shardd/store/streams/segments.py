@@ -91,6 +91,15 @@ class StreamSegments:
         """Return the first offset of the last chunk that this process has appended."""
         return self.open.last_chunk if self.open is not None else self._sealed_chunk
 
+    def growing(self) -> dict[str, int]:
+        """Return the name of the file that is written to again, with its size, for a snapshot.
+
+        The other segments stay as they are until they are deleted.
+        """
+        if self.open is None:
+            return {}
+        return {self.open.path.rpartition("/")[2]: self.open.flushed}
+
     def in_job(self, segment: StreamSegment) -> bool:
         """Return whether the running sync includes the segment."""
         job = self.state.job

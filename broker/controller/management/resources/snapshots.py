@@ -1,0 +1,44 @@
+"""/api/snapshots: the definitions and messages of this broker, in a directory of its host."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from shardmq.broker.controller.management.api_error import bad_request
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.snapshots import NoSnapshot
+
+PATH_CHARS_MAX = 3072
+
+log = logging.getLogger(__name__)
+
+
+class SnapshotBody(msgspec.Struct):
+    """`directory` is an absolute path at the broker, of an empty directory or of nothing."""
+
+    directory: Annotated[
+        str, msgspec.Meta(min_length=1, max_length=PATH_CHARS_MAX, pattern=r"^/[^\x00]*\Z")
+    ]
+
+
+async def snapshot(call: Call) -> dict[str, Any]:
+    """Make a snapshot of the definitions and messages of this broker in a directory of its host."""
+    body = await call.body(SnapshotBody)
+    if call.context.cluster.is_cluster:
+        raise bad_request("a snapshot of a cluster cannot be made yet")
+    if call.context.snapshots is None:
+        raise bad_request("no snapshots are made here")
+    try:
+        await call.context.snapshots.make(Path(body.directory))
+    except NoSnapshot as error:
+        log.error("user '%s' gets no snapshot in %s: %s", call.user.name, body.directory, error)
+        raise bad_request(f"no snapshot: {error}") from None
+    log.info("user '%s' has made a snapshot in %s", call.user.name, body.directory)
+    return {"directory": body.directory}
+
+
+ROUTES = [Route("POST", "/api/snapshots", snapshot, "administrator", body=SnapshotBody)]
