@@ -1,8 +1,9 @@
 """The two kinds of destination of a shovel: a broker by AMQP, and an HTTP server.
 
 A destination takes the frames of publishes that a `Relay` makes, in order, and says with `settled`
-how many messages it has for good. It says with `on_room` when the source is to be read no further,
-and with `on_failed` that it is of no use any more.
+how many messages are settled: it has them for good, or `take_refused` names them. It says with
+`on_room` when the source is to be read no further, and with `on_failed` that it is of no use any
+more.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Destination(Protocol):
 
     @property
     def failure(self) -> LinkFailed | None: ...
+
+    def take_refused(self) -> list[int]: ...
 
     def write(self, frames: bytes, published: int) -> None: ...
 
@@ -107,6 +110,10 @@ class AmqpDestination:
             self._confirms = True
             self.connection.batches = self._take
 
+    def take_refused(self) -> list[int]:
+        """Return the numbers of messages that were refused (basic.nack) since the last call."""
+        return self._settled.take_refused()
+
     def write(self, frames: bytes, published: int) -> None:
         self._published = published
         self.connection.write(frames)
@@ -115,12 +122,10 @@ class AmqpDestination:
         self.connection.close()
 
     def _take(self, data: bytes, at: int) -> int:
-        before = self._settled.low
+        before = at
         at = self._settled.feed(data, at, self._published)
-        if self._settled.low != before:
+        if at != before:
             self.on_settled()
-        if self._settled.refused:
-            raise LinkFailed("the destination refused a message (basic.nack)")
         return at
 
     def _heard(self, method: base.Frame) -> None:
@@ -154,6 +159,9 @@ class HttpDestination:
         self._body = bytearray()
         self._is_full = False
         self._task = asyncio.create_task(self._run())
+
+    def take_refused(self) -> list[int]:
+        return []  # what the server refuses ends the try
 
     def write(self, frames: bytes, published: int) -> None:
         """Take whole frames. Raises LinkFailed."""

@@ -256,21 +256,23 @@ cdef bytes _header(const uint8_t *payload, bytes props):
 cdef class Settled:
     """Which publishes the destination has confirmed.
 
-    `low`: all publishes up to this number are confirmed. Those behind a gap are remembered until
-    the gap closes. Their number is that of the messages in flight at most.
+    `low`: all publishes up to this number are confirmed or refused. Those behind a gap are
+    remembered until the gap closes. Their number is that of the messages in flight at most.
     """
 
     cdef readonly uint64_t low
     cdef set beyond
-    cdef readonly bint refused   # a publish was refused, which ends `feed` before its frame
+    cdef list refused
 
     def __init__(self):
         self.beyond = set()
+        self.refused = []
 
-    @property
-    def count(self):
-        """The number of confirmed publishes."""
-        return self.low + len(self.beyond)
+    def take_refused(self):
+        """Return the numbers of the publishes that were refused since the last call."""
+        cdef list refused = self.refused
+        self.refused = []
+        return refused
 
     def feed(self, const uint8_t[::1] data not None, size_t at, uint64_t published):
         """Take confirms from `at` on, and heartbeats; return the position behind them.
@@ -301,12 +303,11 @@ cdef class Settled:
             tag = get64(p + 11)
             if tag > published or (tag == 0 and not p[19] & 1):
                 raise Fault(f"a confirm of publish {tag}, of {published}")
+            if tag == 0:
+                tag = published
             if ids == NACK_IDS:
-                self.refused = True
-                break
+                self.refuse(self.low + 1 if p[19] & 1 else tag, tag)
             if p[19] & 1:
-                if tag == 0:
-                    tag = published
                 if tag > self.low:
                     self.low = tag
                     if self.beyond:
@@ -320,3 +321,10 @@ cdef class Settled:
                 self.beyond.discard(self.low)
             at += 21
         return at
+
+    cdef refuse(self, uint64_t first, uint64_t last):
+        """Note a nack of these publishes. Those that were confirmed before stay confirmed."""
+        cdef uint64_t number
+        for number in range(first, last + 1):
+            if number > self.low and number not in self.beyond:
+                self.refused.append(number)

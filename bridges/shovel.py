@@ -12,9 +12,10 @@
    terminated: all that `src-delete-after` asks for has moved, or no further try makes sense
 ```
 
-A message leaves the source when the destination has confirmed it (`on-confirm`). If anything ends a
-try, the connections end, and the source requeues what it has no ack for. So a message may be moved
-twice, but none is lost.
+A message leaves the source when the destination has confirmed it (`on-confirm`). One that the
+destination refuses (basic.nack) goes back into the source's queue at once, as in RabbitMQ, and the
+others go on. If anything ends a try, the connections end, and the source requeues what it has no
+ack for. So a message may be moved twice, but none is lost.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ CONFIRM_S_MAX: Final = 60.0
 # A shovel that ran for so long has not failed at once: the delay begins anew.
 STEADY_S: Final = 60.0
 CHECK_S: Final = 1.0
+# While the destination only refuses, the source is not read for so long after each round, at first
+# and at most: what is refused comes again at once.
+REFUSED_S, REFUSED_S_MAX = 0.05, 1.0
+REFUSED: Final = "the destination refuses messages (basic.nack)"
 CONSUMER_TAG: Final = "shovel"
 
 log = logging.getLogger("bridges")
@@ -244,8 +249,18 @@ class ShovelRunner:
         self.state.src_queue, self.state.error = queue, ""
         self._change(RUNNING)
 
-    def moved(self, messages: int) -> None:
-        self.state.moved += messages
+    def settled(self, messages: int, refused: int) -> None:
+        """Count messages that are settled, of which so many were refused.
+
+        Refused ones count for `src-delete-after` too, as in RabbitMQ.
+        """
+        state = self.state
+        state.moved += messages - refused
+        state.refused += refused
+        if refused:
+            state.error = REFUSED
+        elif messages and state.error == REFUSED:
+            state.error = ""
         if self._left is not None:
             self._left -= messages
 
@@ -268,8 +283,14 @@ class _Try:
         self._relay: Relay | None = None
         self._limit = -1
         self._settled = 0
+        self._refused: set[int] = set()  # of the numbers above `_settled`
         self._acks = True
-        self._is_stopped = False  # all that is to be moved has been taken
+        # Why the source is not read: all that is to be moved has been taken, the destination takes
+        # no more bytes, or it has refused what it got.
+        self._is_stopped = self._is_full = False
+        self._resting: asyncio.TimerHandle | None = None
+        self._rest_s = 0.0
+        self._is_paused = False
         self._bytes_before = runner.state.moved_bytes
 
     async def run(self) -> None:
@@ -312,7 +333,11 @@ class _Try:
             ),
             commands.Basic.ConsumeOk,
         )
-        await self._watch(relay)
+        try:
+            await self._watch(relay)
+        finally:
+            if self._resting is not None:
+                self._resting.cancel()
 
     async def _declare(self) -> tuple[str, int]:
         """Return the source's queue and the number of its messages."""
@@ -361,25 +386,51 @@ class _Try:
                 self._settle()
         if 0 <= self._limit <= relay.published and not self._is_stopped:
             self._is_stopped = True
-            self._source.pause(True)
+            self._pause()
         return at
 
     def _settle(self) -> None:
-        """Acknowledge what the destination has."""
-        settled = self._destination.settled
-        messages, self._settled = settled - self._settled, settled
-        if messages <= 0:
+        """Acknowledge what the destination has, and give back what it has refused."""
+        settled, refused = self._destination.settled, self._destination.take_refused()
+        before, self._settled = self._settled, settled
+        if settled == before and not refused:
             return
-        if self._acks:
-            self._source.send(commands.Basic.Ack(settled, multiple=True))
-        self._runner.moved(messages)
+        for number in refused:
+            self._source.send(commands.Basic.Nack(number, multiple=False, requeue=True))
+        self._refused.update(refused)
+        # The source does not know a refused message any more, and an ack must name one it knows.
+        last = settled
+        while last in self._refused:
+            last -= 1
+        if self._acks and last > before:
+            self._source.send(commands.Basic.Ack(last, multiple=True))
+        given_back = {number for number in self._refused if number <= settled}
+        self._refused -= given_back
+        self._runner.settled(settled - before, len(given_back))
         left = self._runner.left
         if left is not None and left <= 0:
             self._end(None)
+        elif last > before:
+            self._rest_s = 0.0
+        elif refused and self._resting is None:
+            self._rest_s = min(2 * self._rest_s or REFUSED_S, REFUSED_S_MAX)
+            self._resting = asyncio.get_running_loop().call_later(self._rest_s, self._rested)
+            self._pause()
+
+    def _rested(self) -> None:
+        self._resting = None
+        self._pause()
 
     def _set_full(self, is_full: bool) -> None:
-        if not self._is_stopped:
-            self._source.pause(is_full)
+        self._is_full = is_full
+        self._pause()
+
+    def _pause(self) -> None:
+        """Stop reading the source while there is a reason, and go on when there is none."""
+        is_paused = self._is_stopped or self._is_full or self._resting is not None
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            self._source.pause(is_paused)
 
     def _heard(self, method: base.Frame) -> None:
         if isinstance(method, commands.Basic.Cancel):

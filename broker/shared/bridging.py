@@ -50,6 +50,7 @@ class ShovelState(msgspec.Struct, kw_only=True):
     error: why it does not run, or why it last did not.
     retry_in_s: so long after `since` the next try begins; 0 if none waits.
     moved: messages that the destination has taken since the process started.
+    refused: messages that the destination has refused, each time that it has.
     pending: messages taken from the source and not yet settled there.
     is_done: it has moved what `src-delete-after` asks for, and its parameter is to be deleted.
     """
@@ -66,6 +67,7 @@ class ShovelState(msgspec.Struct, kw_only=True):
     src_queue: str = ""
     moved: int = 0
     moved_bytes: int = 0
+    refused: int = 0
     pending: int = 0
     failures: int = 0
     blocked: str = ""

@@ -1,4 +1,7 @@
-"""A peer that breaks the protocol, or says nothing, is the reason of a failed try and no harm."""
+"""A peer that breaks the protocol, or says nothing, is the reason of a failed try and no harm.
+
+One that refuses messages gets the others.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from pamqp import commands
+from pamqp import base, commands
 
 from shardmq.bridges.connection import connect
 from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.shovel import ShovelRunner
-from shardmq.broker.amqp.methods import encode_method
+from shardmq.broker.amqp.methods import decode_method, encode_method
 from shardmq.broker.model import amqp_uri, shovels
 from shardmq.broker.shared.bridging import Order
 from tests.reference.relay import frame, short
@@ -40,6 +43,8 @@ class Peer:
     def __init__(self, at: tuple[int, int], instead: bytes | None, more: bytes = b"") -> None:
         self.at, self.instead, self.more = at, instead, more
         self.port = 0
+        self.heard: list[base.Frame] = []
+        self.ended = asyncio.Event()  # a connection has ended
         self._server: asyncio.Server | None = None
 
     async def serve(self) -> None:
@@ -59,6 +64,7 @@ class Peer:
                 if kind != 1:
                     continue
                 ids = struct.unpack_from(">HH", payload)
+                self.heard.append(decode_method(payload))
                 if ids == self.at:
                     if ids in ANSWERS and self.more:
                         writer.write(frame(1, channel, encode_method(ANSWERS[ids])) + self.more)
@@ -69,6 +75,7 @@ class Peer:
         except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
+            self.ended.set()
             writer.close()
 
     async def _say_instead(self, writer: asyncio.StreamWriter) -> None:
@@ -98,11 +105,18 @@ async def peers() -> AsyncIterator[Callable[..., Awaitable[Peer]]]:
 
 NEVER = (99, 99)
 LARGE_FRAME = struct.pack(">BHI", 3, 1, 100 << 20) + b"x" * 100
-DELIVERY = (
-    frame(1, 1, struct.pack(">HH", 60, 60) + short(b"shovel") + struct.pack(">QB", 1, 0) + b"\0\0")
-    + frame(2, 1, struct.pack(">HHQ", 60, 0, 1) + b"\0\0")
-    + frame(3, 1, b"a")
-)
+
+
+def delivery(tag: int) -> bytes:
+    names = short(b"shovel") + struct.pack(">QB", tag, 0) + b"\0\0"
+    return (
+        frame(1, 1, struct.pack(">HH", 60, 60) + names)
+        + frame(2, 1, struct.pack(">HHQ", 60, 0, 1) + b"\0\0")
+        + frame(3, 1, b"a")
+    )
+
+
+DELIVERY = delivery(1)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +160,6 @@ async def test_a_handshake_that_fails_says_why(
         (((60, 20), b"", DELIVERY), (NEVER, b"", b""), "confirms nothing for 0.5 s"),
         (((60, 20), b"", DELIVERY), ((60, 40), None, b""), "destination: the connection was lost"),
         (((60, 20), b"", DELIVERY),
-         ((60, 40), frame(1, 1, encode_method(commands.Basic.Nack(1))), b""), "refused a message"),
-        (((60, 20), b"", DELIVERY),
          ((60, 40), frame(1, 1, encode_method(commands.Basic.Ack(9))), b""), "of publish 9"),
         (((60, 20), b"", DELIVERY),
          ((60, 40), frame(1, 1, encode_method(commands.Basic.Return(312, "NO_ROUTE", "", "q"))),
@@ -172,3 +184,41 @@ async def test_a_peer_that_misbehaves_ends_the_try_with_the_reason(
     await asyncio.wait_for(runner.run(), 30)
     assert runner.state.state == "terminated" and runner.state.moved == 0
     assert re.search(why, runner.state.error), runner.state.error
+
+
+ACK, NACK = commands.Basic.Ack, commands.Basic.Nack
+
+
+@pytest.mark.row("J8")
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ([ACK(1), NACK(2)], [(NACK, 2), (ACK, 1)]),
+        ([NACK(1), ACK(2)], [(NACK, 1), (ACK, 2)]),
+        ([NACK(2), ACK(1)], [(NACK, 2), (ACK, 1)]),
+        ([NACK(2, multiple=True)], [(NACK, 1), (NACK, 2)]),
+        ([NACK(1), NACK(2)], [(NACK, 1), (NACK, 2)]),
+    ],
+)
+async def test_what_a_destination_refuses_goes_back_into_the_source_and_ends_nothing(
+    peers: Callable[..., Awaitable[Peer]],
+    said: list[base.Frame],
+    heard: list[tuple[type[base.Frame], int]],
+) -> None:
+    source = await peers((60, 20), b"", more=delivery(1) + delivery(2))
+    answer = b"".join(frame(1, 1, encode_method(each)) for each in said)
+    destination = await peers((60, 40), answer)
+    value = {
+        "src-uri": f"amqp://127.0.0.1:{source.port}", "src-queue": "a", "src-delete-after": 2,
+        "dest-uri": f"amqp://127.0.0.1:{destination.port}", "dest-queue": "b",
+    }  # fmt: skip
+    runner = ShovelRunner(Order(shovels.read("/", "s", value), 1), "c", list, lambda: None)
+    await asyncio.wait_for(runner.run(), 30)
+    await asyncio.wait_for(source.ended.wait(), 30)
+    answers = [each for each in source.heard if isinstance(each, ACK | NACK)]
+    assert [(type(each), each.delivery_tag) for each in answers] == heard
+    assert all(each.requeue and not each.multiple for each in answers if isinstance(each, NACK))
+    refused = sum(kind is NACK for kind, _ in heard)
+    state = runner.state
+    assert (state.moved, state.refused, state.failures) == (2 - refused, refused, 0)
+    assert state.is_done

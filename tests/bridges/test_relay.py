@@ -103,33 +103,34 @@ def test_no_bytes_are_read_or_written_outside(pytestconfig: pytest.Config) -> No
             confirms.feed(bytes(data), 0, 3)
 
 
-def confirm(tag: int, multiple: bool, ids: int = 80) -> bytes:
-    return frame(1, 1, struct.pack(">HHQB", 60, ids, tag, multiple))
+def confirm(tag: int, multiple: bool, is_nack: bool = False) -> bytes:
+    return frame(1, 1, struct.pack(">HHQB", 60, 120 if is_nack else 80, tag, multiple))
 
 
-def test_confirms_in_any_order_are_settled_up_to_the_first_gap(
+def test_confirms_and_nacks_in_any_order_are_settled_up_to_the_first_gap(
     pytestconfig: pytest.Config,
 ) -> None:
     for history in range(HISTORIES):
         chance = random.Random(pytestconfig.option.seed + history)
         published = chance.randrange(1, 30)
-        confirms = [
-            (chance.randrange(1, published + 1), chance.random() < 0.1)
-            for _ in range(chance.randrange(40))
-        ]
+        confirms = []
+        for _ in range(chance.randrange(40)):
+            multiple = chance.random() < 0.1
+            tag = chance.randrange(0 if multiple else 1, published + 1)
+            confirms.append((tag, multiple, chance.random() < 0.2))
         data = b"".join(confirm(*each) for each in confirms)
         settled = Settled()
         cut = chance.randrange(len(data) + 1)
         at = settled.feed(data[:cut], 0, published)
+        refused = settled.take_refused()
         assert settled.feed(data[at:], 0, published) == len(data) - at
-        assert settled.low == reference.settled(confirms, published), history
+        refused += settled.take_refused()
+        assert (settled.low, refused) == reference.settled(confirms, published), history
+        assert settled.take_refused() == []
 
 
-def test_a_confirm_of_what_was_not_published_is_a_fault_and_a_nack_stops() -> None:
-    with pytest.raises(Fault):
-        Settled().feed(confirm(4, False), 0, 3)
-    with pytest.raises(Fault):
-        Settled().feed(confirm(0, False), 0, 3)
-    settled = Settled()
-    assert settled.feed(confirm(1, False) + confirm(2, False, 120) + confirm(3, True), 0, 3) == 21
-    assert settled.low == 1 and settled.refused
+@pytest.mark.parametrize("is_nack", [False, True])
+def test_a_confirm_of_what_was_not_published_is_a_fault(is_nack: bool) -> None:
+    for tag in (0, 4):
+        with pytest.raises(Fault):
+            Settled().feed(confirm(tag, False, is_nack), 0, 3)

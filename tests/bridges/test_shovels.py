@@ -9,6 +9,7 @@ import pytest
 from shardmq.broker.controller.management.responses.schemas import ROWS
 from tests.bridges.moving import (
     call,
+    connected,
     delete_shovel,
     fill,
     set_shovel,
@@ -183,6 +184,37 @@ def test_bad_ends_are_reasons_and_delays_grow(
     state = wait_for_error(broker, name, error or "HTTP")
     assert state["state"] in ("starting", "running") and "pass-word" not in state["error"]
     wait_until(lambda: shovel(broker, name)["retry_in_s"] >= 0.8, "the delay grows")
+
+
+@pytest.mark.row("J8")
+def test_a_message_that_the_destination_refuses_waits_and_all_others_move_once(
+    broker: RealBroker, shovel_name: str
+) -> None:
+    name = shovel_name
+    source, full, free = (f"{name}-{which}" for which in ("from", "full", "free"))
+    limited = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    for queue, arguments in ((source, {}), (full, limited), (free, {})):
+        call(broker, "PUT", f"queues/%2F/{queue}", {"durable": True, "arguments": arguments})
+    for queue in (full, free):
+        call(broker, "POST", f"bindings/%2F/e/amq.topic/q/{source}", {"routing_key": queue})
+        call(broker, "POST", f"bindings/%2F/e/amq.direct/q/{queue}", {"routing_key": queue})
+    with connected(broker) as connection:
+        channel = connection.channel()
+        channel.tx_select()
+        for queue in [full, full, *20 * [free]]:
+            channel.basic_publish("amq.topic", queue, b"a")
+        channel.tx_commit()
+        set_shovel(broker, name, src_queue=source, dest_exchange="amq.direct")
+        wait_until(lambda: shovel(broker, name)["message_count"] == 21, "all but one have moved")
+        state = shovel(broker, name)
+        assert (state["state"], state["failures"]) == ("running", 0)
+        assert state["refused"] >= 1 and "refuses messages" in state["error"]
+        channel = connection.channel()
+        assert channel.queue_purge(full).method.message_count == 1
+        wait_until(lambda: shovel(broker, name)["message_count"] == 22, "the last one has moved")
+        wait_until(lambda: shovel(broker, name)["error"] == "", "it is not refused any more")
+        purged = [channel.queue_purge(queue).method.message_count for queue in (full, free)]
+        assert purged == [1, 20]
 
 
 def test_a_queue_is_not_moved_into_itself(broker: RealBroker, shovel_name: str) -> None:

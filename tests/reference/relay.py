@@ -66,9 +66,17 @@ def relayed(
     return at, out, published
 
 
-def settled(confirms: list[tuple[int, bool]], published: int) -> int:
-    """Return the number up to which all publishes are confirmed."""
-    confirmed: set[int] = set()
-    for tag, multiple in confirms:
-        confirmed.update(range(1, (tag or published) + 1) if multiple else [tag])
-    return next(number for number in range(published + 1) if number + 1 not in confirmed)
+def settled(confirms: list[tuple[int, bool, bool]], published: int) -> tuple[int, list[int]]:
+    """Return the number up to which all publishes are settled, and the refused ones.
+
+    `confirms` are (tag, multiple, whether it is a nack).
+    """
+    known: set[int] = set()
+    refused: list[int] = []
+    for tag, multiple, is_nack in confirms:
+        named = range(1, (tag or published) + 1) if multiple else [tag]
+        if is_nack:
+            refused += [number for number in named if number not in known]
+        known.update(named)
+    low = next(number for number in range(published + 1) if number + 1 not in known)
+    return low, refused

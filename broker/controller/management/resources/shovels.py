@@ -34,6 +34,7 @@ def row(put: ParameterPut, bridges: Bridges, node: str) -> dict[str, Any]:
         "error": state.error,
         "message_count": state.moved,
         "message_bytes": state.moved_bytes,
+        "refused": state.refused,
         "pending": state.pending,
         "failures": state.failures,
         "retry_in_s": state.retry_in_s,

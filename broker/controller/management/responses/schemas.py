@@ -69,8 +69,8 @@ ROWS: Final[dict[str, str]] = {
     "GlobalParameter": "name:str value:any",
     "Shovel": (
         "node:str name:str vhost:str type:str state:str timestamp:str src_protocol:str "
-        "dest_protocol:str error:str message_count:int message_bytes:int pending:int failures:int "
-        "retry_in_s:num blocked:str"
+        "dest_protocol:str error:str message_count:int message_bytes:int refused:int pending:int "
+        "failures:int retry_in_s:num blocked:str"
     ),
     "VhostLimits": "vhost:str value:map",
     "UserLimits": "user:str value:map",
