@@ -37,6 +37,7 @@ from shardmq.broker.amqp.spec import (
     PROTOCOL_HEADER,
 )
 from shardmq.broker.model.amqp_uri import AmqpUri
+from shardmq.broker.model.permissions import INTERNAL_USER
 
 CHANNEL: Final = 1
 FRAME_BYTES_MAX: Final = 128 << 10
@@ -94,11 +95,11 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- what a bridge does ------------------------------------------------------------------------
 
-    async def handshake(self, user: str, frame_bytes_max: int) -> None:
-        """Log in and open the channel. `user` is for this broker, which asks no password there."""
+    async def handshake(self, frame_bytes_max: int) -> None:
+        """Log in and open the channel."""
         start = await self._wait_for(commands.Connection.Start, PROTOCOL_HEADER)
         self.is_own = "shardmq_version" in (start.server_properties or {})
-        mechanism, response = self._login(user, str(start.mechanisms or ""))
+        mechanism, response = self._login(str(start.mechanisms or ""))
         tune = await self._wait_for(
             commands.Connection.Tune,
             _frame(
@@ -330,10 +331,10 @@ class Connection(asyncio.BufferedProtocol):
         if not self._settle_expected(error):
             self.on_failed(error)
 
-    def _login(self, user: str, mechanisms: str) -> tuple[str, str]:
+    def _login(self, mechanisms: str) -> tuple[str, str]:
         uri = self._uri
-        if uri.is_here:
-            return "EXTERNAL", user
+        if uri.is_here:  # it asks no password at the socket that only its own user can reach
+            return "EXTERNAL", uri.user or INTERNAL_USER
         mechanism = uri.mechanism.upper()
         if mechanism not in mechanisms.split():
             raise LinkFailed(f"the peer knows {mechanisms[:TEXT_CHARS_MAX]}, not {mechanism}")
@@ -358,15 +359,15 @@ class Connection(asyncio.BufferedProtocol):
 
 
 async def connect(
-    uri: AmqpUri, name: str, *, path: str, user: str, frame_bytes_max: int = FRAME_BYTES_MAX
+    uri: AmqpUri, name: str, *, path: str, frame_bytes_max: int = FRAME_BYTES_MAX
 ) -> Connection:
     """Open a connection and its channel.
 
     Args:
-        uri: The broker. Without a host it is this one, at the socket `path`, entered as `user`.
+        uri: The broker. Without a host it is this one, at the socket `path`. It is then entered as
+            the user that the URI names, or as the broker itself, which may do everything.
         name: The name of the connection in listings of the broker.
         path: The socket of a front door of this host.
-        user: The user at this broker, who needs no password there.
         frame_bytes_max: The largest frame to agree on.
 
     Raises:
@@ -386,7 +387,7 @@ async def connect(
                     ssl=context_of(uri) if uri.tls else None,
                     server_hostname=(uri.server_name or uri.host) if uri.tls else None,
                 )
-            await connection.handshake(user, frame_bytes_max)
+            await connection.handshake(frame_bytes_max)
     except TimeoutError:
         connection.close()
         raise LinkFailed(f"no connection within {uri.timeout_ms / 1000:g} s") from None

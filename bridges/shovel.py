@@ -213,18 +213,13 @@ class ShovelRunner:
 
     async def _open(self, text: str, frame_bytes_max: int) -> Connection:
         uri = amqp_uri.parse(text)
-        user = uri.user or self.order.users.get(uri.vhost, "")
         doors = self._doors() if uri.is_here else [""]
-        if uri.is_here and not user:
-            raise LinkFailed(f"no administrator may enter vhost '{uri.vhost}'")
         if not doors:
             raise LinkFailed("no front door is there")
         error = LinkFailed("no front door is there")
         for door in doors:
             try:
-                return await connect(
-                    uri, self._name, path=door, user=user, frame_bytes_max=frame_bytes_max
-                )
+                return await connect(uri, self._name, path=door, frame_bytes_max=frame_bytes_max)
             except LinkFailed as failed:
                 error = failed
         raise error

@@ -3,9 +3,8 @@
 The process is called when the first parameter of a shovel is there, and told of nothing when the
 last one is gone. `broker/shared/bridging.py` says how the two speak.
 
-A shovel enters this broker at a URI without a host. The URI may name a user; without one, it is the
-default user, if that may enter the vhost, or else the first administrator by name who may. The HTTP
-API sees to it that whoever sets the parameter has the rights that the shovel needs.
+A shovel enters this broker at a URI without a host, as the user that the URI names, or without one
+as `permissions.INTERNAL_USER`. The HTTP API sees to it that whoever sets the parameter may do that.
 """
 
 from __future__ import annotations
@@ -18,20 +17,15 @@ from typing import Any, Final
 import msgspec
 
 from shardmq.broker.controller.authority import Authority
-from shardmq.broker.model import amqp_uri
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     AnyChange,
     ParameterDelete,
     ParameterPut,
-    PermissionDelete,
-    PermissionPut,
-    UserDelete,
-    UserPut,
     VhostDelete,
 )
-from shardmq.broker.model.shovels import PAUSED, SHOVEL, is_http, obstacle, read
-from shardmq.broker.shared import bridging, rights
+from shardmq.broker.model.shovels import PAUSED, SHOVEL, obstacle, read
+from shardmq.broker.shared import bridging
 from shardmq.broker.shared.bridging import (
     LINE_BYTES_MAX,
     SOCKET_NAME,
@@ -47,12 +41,7 @@ from shardmq.broker.shared.cluster_name import cluster_name
 # After a failure the process is called again so much later, at first and at most.
 AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
 # Changes that may change what is to run.
-_CHANGES: Final = frozenset(
-    (
-        ParameterPut, ParameterDelete, VhostDelete, UserPut, UserDelete, PermissionPut,
-        PermissionDelete,
-    )
-)  # fmt: skip
+_CHANGES: Final = frozenset((ParameterPut, ParameterDelete, VhostDelete))
 GONE_KEPT_MAX: Final = 1000
 
 Name = tuple[str, str]  # of a shovel: vhost and name
@@ -63,12 +52,10 @@ log = logging.getLogger(__name__)
 class Bridges:
     """The shovels that the parameters ask for, and their states."""
 
-    def __init__(
-        self, authority: Authority, runtime_dir: Callable[[], str], default_user: Callable[[], str]
-    ) -> None:
+    def __init__(self, authority: Authority, runtime_dir: Callable[[], str]) -> None:
         self._authority = authority
         self._catalog: Catalog = authority.catalog
-        self._runtime_dir, self._default_user = runtime_dir, default_user
+        self._runtime_dir = runtime_dir
         self._states: dict[Name, ShovelState] = {}
         self._lives: dict[Name, tuple[int, Any]] = {}  # and the value of the parameter
         self._gone: set[Name] = set()  # of `_lives`, those without a parameter
@@ -209,11 +196,7 @@ class Bridges:
             if obstacle(put.name, put.value) or self.is_paused(name):
                 self._states.pop(name, None)
                 continue
-            shovel = read(put.vhost, put.name, put.value)
-            uris = [*shovel.src_uris, *(uri for uri in shovel.dest_uris if not is_http(uri))]
-            here = {uri.vhost for uri in map(amqp_uri.parse, uris) if uri.is_here and not uri.user}
-            users = {vhost: user for vhost in sorted(here) if (user := self._user_of(vhost))}
-            orders.append(Order(shovel, life, users))
+            orders.append(Order(read(put.vhost, put.name, put.value), life))
         for gone in self._states.keys() - names:
             del self._states[gone]
         # The process may still tell of one that is gone: the next of its name has another life.
@@ -222,16 +205,3 @@ class Bridges:
             del self._lives[gone]
             self._gone.discard(gone)
         return orders
-
-    def _user_of(self, vhost: str) -> str:
-        """Return the user as whom shovels enter a vhost of this broker; "" if there is none."""
-        catalog = self._catalog
-        administrators = sorted(
-            name
-            for name, user in catalog.users.items()
-            if rights.has_tag(user.tags, "administrator")
-        )
-        for user in (self._default_user(), *administrators):
-            if user in catalog.users and catalog.permissions.may_enter(user, vhost):
-                return user
-        return ""

@@ -94,7 +94,8 @@ class Session:
         """Begin a session.
 
         `address` is the local end of the socket as getsockname() tells it. A `trusted` connection
-        is the controller's: it proves for whom it speaks before it connects, and it counts in no
+        comes from a process of this broker. The controller's proves for whom it speaks before it
+        connects. Bridges enter as INTERNAL_USER, or as the user that a URI names. It counts in no
         listing and no limit.
         """
         self.id = number

@@ -2,6 +2,9 @@
 
 A permission is a regular expression over names. It is unanchored, as in RabbitMQ. What a user may
 do is asked for with each message and method, so the answers are remembered.
+
+`INTERNAL_USER` stands for this broker itself, as a client of its own. It may do everything in each
+vhost, without a permission. RabbitMQ's user of direct connections, `none`, is the same.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from shardmq.broker.model.changes import (
 Right = Literal["configure", "write", "read"]
 
 DEFAULT_EXCHANGE_RIGHTS_NAME = "amq.default"
+# No user of the catalog has this name: the decision of UserPut refuses it.
+INTERNAL_USER: Final = "\0none"
 RIGHTS_REMEMBERED_MAX = 10_000  # names per user and vhost whose expressions were tried
 NOTHING: Final = re.compile(r"(?!)")
 
@@ -46,17 +51,24 @@ class Permissions:
 
     def may_enter(self, user: str, vhost: str) -> bool:
         """Return whether the user may open a connection to the vhost: any permission will do."""
-        return (vhost, user) in self._rights
+        return (vhost, user) in self._rights or self._is_internal(user, vhost)
 
     def may(self, user: str, vhost: str, right: Right, name: str) -> bool:
         """Return whether the user has the right to the thing of this name."""
         rights = self._rights.get((vhost, user))
-        return rights is not None and rights.allow(right, name or DEFAULT_EXCHANGE_RIGHTS_NAME)
+        if rights is None:
+            return self._is_internal(user, vhost)
+        return rights.allow(right, name or DEFAULT_EXCHANGE_RIGHTS_NAME)
 
     def may_all(self, user: str, vhost: str, name: str) -> bool:
         """Return whether the user may configure, write and read the thing of this name."""
         rights = self._rights.get((vhost, user))
-        return rights is not None and rights.allow_all(name or DEFAULT_EXCHANGE_RIGHTS_NAME)
+        if rights is None:
+            return self._is_internal(user, vhost)
+        return rights.allow_all(name or DEFAULT_EXCHANGE_RIGHTS_NAME)
+
+    def _is_internal(self, user: str, vhost: str) -> bool:
+        return user == INTERNAL_USER and vhost in self._vhosts
 
     def has_topic(self, user: str, vhost: str) -> bool:
         """Return whether the user has a topic permission for any exchange of the vhost."""
@@ -108,6 +120,11 @@ class Permissions:
             del self._rights[key]
         for key in [key for key in self._topic_rights if key[part] == name]:
             del self._topic_rights[key]
+
+
+def shown_user(user: str) -> str:
+    """Return the name of a user as people see it."""
+    return user.removeprefix("\0")
 
 
 class _Rights:

@@ -28,12 +28,10 @@ class Order(msgspec.Struct, frozen=True):
     """A shovel that is to run.
 
     life: another number for each restart that a user asks for, and each change of the parameter.
-    user: as whom this broker is entered at URIs without a host and a user, by vhost.
     """
 
     shovel: Shovel
     life: int
-    users: dict[str, str] = {}
 
 
 class Run(msgspec.Struct, frozen=True):

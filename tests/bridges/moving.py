@@ -31,8 +31,8 @@ def call(broker: RealBroker, method: str, path: str, body: Any = None) -> tuple[
         return error.code, json.loads(text) if text else None
 
 
-def uri(broker: RealBroker) -> str:
-    return f"amqp://guest:guest@127.0.0.1:{broker.port}"
+def uri(broker: RealBroker, user: str = "guest") -> str:
+    return f"amqp://{user}:{user}@127.0.0.1:{broker.port}"
 
 
 def set_shovel(broker: RealBroker, name: str, **value: Any) -> None:
@@ -70,8 +70,8 @@ def wait_for_error(broker: RealBroker, name: str, text: str) -> dict[str, Any]:
     return shovel(broker, name)
 
 
-def connected(broker: RealBroker) -> pika.BlockingConnection:
-    return pika.BlockingConnection(pika.URLParameters(uri(broker)))
+def connected(broker: RealBroker, user: str = "guest") -> pika.BlockingConnection:
+    return pika.BlockingConnection(pika.URLParameters(uri(broker, user)))
 
 
 def fill(broker: RealBroker, queue: str, bodies: list[bytes], **properties: Any) -> None:

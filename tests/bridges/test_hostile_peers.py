@@ -146,7 +146,7 @@ async def test_a_handshake_that_fails_says_why(
     timeout = 300 if instead == b"" else 20_000
     uri = amqp_uri.parse(f"amqp://127.0.0.1:{peer.port}?connection_timeout={timeout}")
     with pytest.raises(LinkFailed, match=why):
-        await connect(uri, "test", path="", user="")
+        await connect(uri, "test", path="")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pika
 import pytest
 
 from shardmq.broker.controller.management.responses.schemas import ROWS
@@ -184,6 +185,28 @@ def test_bad_ends_are_reasons_and_delays_grow(
     state = wait_for_error(broker, name, error or "HTTP")
     assert state["state"] in ("starting", "running") and "pass-word" not in state["error"]
     wait_until(lambda: shovel(broker, name)["retry_in_s"] >= 0.8, "the delay grows")
+
+
+@pytest.mark.row("J6")
+def test_messages_of_all_users_move_within_the_broker_with_their_user_id(
+    broker: RealBroker, shovel_name: str
+) -> None:
+    name = shovel_name
+    call(broker, "PUT", f"users/{name}", {"password": name, "tags": ""})
+    every = {"configure": ".*", "write": ".*", "read": ".*"}
+    call(broker, "PUT", f"permissions/%2F/{name}", every)
+    call(broker, "PUT", f"queues/%2F/{name}-from", {"durable": True})
+    try:
+        with connected(broker, name) as connection:
+            properties = pika.BasicProperties(user_id=name)
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.basic_publish("", f"{name}-from", b"a", properties)
+        set_shovel(broker, name, src_queue=f"{name}-from", dest_queue=f"{name}-to")
+        ((properties, body),) = taken(broker, f"{name}-to", 1)
+        assert (properties.user_id, body) == (name, b"a")
+    finally:
+        call(broker, "DELETE", f"users/{name}")
 
 
 @pytest.mark.row("J8")

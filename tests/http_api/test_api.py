@@ -143,6 +143,7 @@ CHANGES = [
 ]  # fmt: skip
 BAD = [
     ("PUT", "users/u", {}), ("PUT", "users/u", {"tags": 3}), ("PUT", "users/u", b"{"),
+    ("PUT", "users/%00none", {"tags": "", "password": "x"}),
     ("PUT", "vhosts/v", b"[]"),
     ("PUT", "users/u", {"tags": "", "password": "x", "hashing_algorithm": "none"}),
     ("PUT", "permissions/%2F/nobody", {"configure": "("}),

@@ -17,6 +17,7 @@ from shardmq.broker.model.changes import (
     UserPut,
     VhostPut,
 )
+from shardmq.broker.model.permissions import INTERNAL_USER, shown_user
 from tests.support.catalogs import rebuilt, state
 from tests.support.changes import any_change, bindings
 
@@ -117,3 +118,13 @@ def test_a_change_of_permissions_holds_at_once() -> None:
     assert not catalog.permissions.may("u", "/", "configure", "abc")
     assert catalog.permissions.may("u", "/", "write", "")
     assert not catalog.permissions.may("nobody", "/", "read", "x")
+
+
+def test_the_broker_itself_may_do_everything_in_vhosts_that_are_there() -> None:
+    permissions = catalog_of(VhostPut("/"), UserPut("none", "")).permissions
+    for user, vhost, may in ((INTERNAL_USER, "/", True), (INTERNAL_USER, "v", False),
+                             ("none", "/", False)):  # fmt: skip
+        assert permissions.may_enter(user, vhost) is may
+        assert permissions.may(user, vhost, "write", "x") is may
+        assert permissions.may_all(user, vhost, "x") is may
+    assert shown_user(INTERNAL_USER) == shown_user("none") == "none"

@@ -22,6 +22,7 @@ from shardmq.broker.model.changes import (
     UserPut,
     VhostDelete,
 )
+from shardmq.broker.model.permissions import INTERNAL_USER
 from tests.support.fake_publishing import (
     NOW_MS,
     Links,
@@ -206,6 +207,13 @@ def test_an_error_ends_its_channel_in_the_middle_of_a_read(
 
 def test_a_user_that_may_impersonate_others_names_them() -> None:
     door = Door(catalog([UserPut("guest", "", tags=["impersonator"])]))
+    assert door.publish((1, HEADERS, {"user_id": "another", **ONE}, False)).is_plain
+    assert len(door.stored()) == 1
+
+
+def test_the_broker_itself_publishes_messages_of_any_user() -> None:
+    door = Door(catalog([UserPut("another", "")]))
+    door.client.user = INTERNAL_USER
     assert door.publish((1, HEADERS, {"user_id": "another", **ONE}, False)).is_plain
     assert len(door.stored()) == 1
 

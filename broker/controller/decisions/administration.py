@@ -29,7 +29,7 @@ from shardmq.broker.model.changes import (
 )
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.model.erlang import cut
-from shardmq.broker.model.permissions import expanded
+from shardmq.broker.model.permissions import INTERNAL_USER, expanded
 from shardmq.broker.model.policies import COMPONENTS, EXCHANGE, Policies, exchange_arguments
 from shardmq.broker.routing import delaying
 
@@ -59,6 +59,8 @@ def delete_vhost(inputs: Inputs, change: VhostDelete, owner: str) -> Decision:
 
 
 def put_user(inputs: Inputs, change: UserPut, owner: str) -> Decision:
+    if change.name == INTERNAL_USER:
+        raise Refusal(BAD_REQUEST, "the name of this user is the broker's own")
     return Decision([change])
 
 

@@ -15,6 +15,7 @@ from shardmq.broker.amqp import Connection, ConnectionException, StartOk, hand_o
 from shardmq.broker.front_door import login
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Lesson, Newcomer, Session
+from shardmq.broker.model.permissions import INTERNAL_USER
 from shardmq.broker.shared.control import ConnectionOpen
 from shardmq.broker.shared.logins import TakesLong
 
@@ -90,9 +91,11 @@ class Opening:
             known, self._verdict = self._verdict, None
         services, session, catalog = self._services, self._session, self._services.catalog
         session.client_properties = said.client_properties
-        if session.trusted and said.response.decode() in catalog.users:
-            session.user, session.auth_mechanism = said.response.decode(), said.mechanism
-            return Greeting.TUNE
+        if session.trusted:
+            user = said.response.decode()
+            if user == INTERNAL_USER or user in catalog.users:
+                session.user, session.auth_mechanism = user, said.mechanism
+                return Greeting.TUNE
 
         def verdict(user: str, password: str) -> str:
             if known is not None:

@@ -37,7 +37,9 @@ from shardmq.broker.front_door.publish.targets import by_shard, existing
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.model import message_dlx
+from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.model.permissions import INTERNAL_USER
 from shardmq.broker.routing import delaying, keeping, route_message
 from shardmq.broker.shared.reading import is_stream
 
@@ -105,8 +107,7 @@ class SingleMessages:
     ) -> Decided:
         catalog, user, vhost = self._source.catalog, session.user, session.vhost
         access.check_exchange(catalog, user, vhost, message.exchange, message.keys)
-        known = catalog.users.get(user)
-        message.check(user, known is not None and "impersonator" in known.tags)
+        message.check(user, _may_impersonate(catalog, user))
         if len(message.keys) > 1:  # those of CC and BCC were not known before
             access.check_keys(catalog, user, vhost, message.exchange, message.keys)
         access.check_dead_letter(catalog, user, vhost, message.headers, message.keys)
@@ -356,3 +357,12 @@ class SingleMessages:
         if message.span is not None and (seq or channel.transaction is not None):
             store = message.span.store(shard, session.id, channel.number, seq)
             self._batches.wait_for(1 << shard, store)
+
+
+def _may_impersonate(catalog: Catalog, user: str) -> bool:
+    """Return whether the user may publish messages with the user_id of another one.
+
+    This broker itself may: its bridges move the messages of all users.
+    """
+    known = catalog.users.get(user)
+    return user == INTERNAL_USER or (known is not None and "impersonator" in known.tags)

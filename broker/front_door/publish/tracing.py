@@ -19,6 +19,7 @@ from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.stored_runs import NO_TTL, pack
 from shardmq.broker.front_door.publish.targets import by_shard, existing, is_shut
 from shardmq.broker.front_door.session import Session
+from shardmq.broker.model.permissions import shown_user
 from shardmq.broker.routing import Message, delaying, hidden, route_message
 from shardmq.broker.shared.cluster_name import cluster_name
 
@@ -94,7 +95,7 @@ class Tracing:
             "vhost": session.vhost,
             "connection": session.name,
             "channel": channel,
-            "user": session.user,
+            "user": shown_user(session.user),
         }
 
     def _send(self, session: Session, key: str, headers: dict[str, Any], body: bytes) -> int:
