@@ -14,12 +14,14 @@ import pika
 from tests.support.real_broker import PATIENCE_S, RealBroker, wait_until
 
 
-def call(broker: RealBroker, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+def call(
+    broker: RealBroker, method: str, path: str, body: Any = None, user: str = "guest"
+) -> tuple[int, Any]:
     """Call the HTTP API of a broker; return the status and the JSON of the answer."""
     request = urllib.request.Request(
         f"http://{broker.http}/api/{path}",
         None if body is None else json.dumps(body).encode(),
-        {"Authorization": f"Basic {b64encode(b'guest:guest').decode()}"},
+        {"Authorization": f"Basic {b64encode(f'{user}:{user}'.encode()).decode()}"},
         method=method,
     )
     try:

@@ -187,26 +187,55 @@ def test_bad_ends_are_reasons_and_delays_grow(
     wait_until(lambda: shovel(broker, name)["retry_in_s"] >= 0.8, "the delay grows")
 
 
+@pytest.fixture
+def user(broker: RealBroker, shovel_name: str) -> Iterator[str]:
+    """Return a user, whose password is the same word; the user may not do anything yet."""
+    call(broker, "PUT", f"users/{shovel_name}", {"password": shovel_name, "tags": "policymaker"})
+    yield shovel_name
+    call(broker, "DELETE", f"users/{shovel_name}")
+
+
 @pytest.mark.row("J6")
 def test_messages_of_all_users_move_within_the_broker_with_their_user_id(
-    broker: RealBroker, shovel_name: str
+    broker: RealBroker, user: str
 ) -> None:
-    name = shovel_name
-    call(broker, "PUT", f"users/{name}", {"password": name, "tags": ""})
     every = {"configure": ".*", "write": ".*", "read": ".*"}
-    call(broker, "PUT", f"permissions/%2F/{name}", every)
-    call(broker, "PUT", f"queues/%2F/{name}-from", {"durable": True})
-    try:
-        with connected(broker, name) as connection:
-            properties = pika.BasicProperties(user_id=name)
-            channel = connection.channel()
-            channel.confirm_delivery()
-            channel.basic_publish("", f"{name}-from", b"a", properties)
-        set_shovel(broker, name, src_queue=f"{name}-from", dest_queue=f"{name}-to")
-        ((properties, body),) = taken(broker, f"{name}-to", 1)
-        assert (properties.user_id, body) == (name, b"a")
-    finally:
-        call(broker, "DELETE", f"users/{name}")
+    call(broker, "PUT", f"permissions/%2F/{user}", every)
+    call(broker, "PUT", f"queues/%2F/{user}-from", {"durable": True})
+    with connected(broker, user) as connection:
+        properties = pika.BasicProperties(user_id=user)
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", f"{user}-from", b"a", properties)
+    set_shovel(broker, user, src_queue=f"{user}-from", dest_queue=f"{user}-to")
+    ((properties, body),) = taken(broker, f"{user}-to", 1)
+    assert (properties.user_id, body) == (user, b"a")
+
+
+@pytest.mark.row("J5", "J6")
+def test_who_may_enter_a_vhost_sets_shovels_that_may_do_everything_there(
+    broker: RealBroker, user: str
+) -> None:
+    value = {
+        "src-uri": "amqp://", "src-queue": f"{user}-from",
+        "dest-uri": "amqp://", "dest-exchange": "amq.topic", "dest-exchange-key": user,
+    }  # fmt: skip
+
+    def set_by_user(**more: str) -> int:
+        path = f"parameters/shovel/%2F/{user}"
+        return call(broker, "PUT", path, {"value": value | more}, user)[0]
+
+    call(broker, "PUT", f"queues/%2F/{user}-to", {"durable": True})
+    call(broker, "POST", f"bindings/%2F/e/amq.topic/q/{user}-to", {"routing_key": user})
+    fill(broker, f"{user}-from", [b"a"])
+    assert set_by_user() == 401
+    none = {"configure": "", "write": "", "read": ""}
+    call(broker, "PUT", f"permissions/%2F/{user}", none)
+    call(broker, "PUT", f"topic-permissions/%2F/{user}", {"exchange": "amq.topic", **none})
+    assert set_by_user(**{"src-uri": "amqp:///other"}) == 401
+    assert set_by_user(**{"dest-uri": "amqp://guest@/%2F"}) == 401
+    assert set_by_user() == 201
+    assert taken(broker, f"{user}-to", 1)[0][1] == b"a"
 
 
 @pytest.mark.row("J8")
