@@ -155,6 +155,10 @@ def test_pause_resume_and_restart(broker: RealBroker, shovel_name: str) -> None:
     assert call(broker, "DELETE", f"shovels/vhost/%2F/{name}/restart")[0] == 204
     wait_until(lambda: shovel(broker, name)["message_count"] == 0, "it counts anew")
     wait_for_state(broker, name, "running")
+    assert call(broker, "PUT", f"{path}/pause")[0] == 204
+    assert call(broker, "DELETE", f"parameters/shovel/%2F/{name}")[0] == 204
+    set_shovel(broker, name, src_queue=f"{name}-from", dest_queue=f"{name}-to")
+    wait_for_state(broker, name, "running")
 
 
 @pytest.mark.parametrize(

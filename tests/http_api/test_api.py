@@ -624,6 +624,17 @@ async def test_all_connections_of_a_user_are_closed_together(made: Api) -> None:
     assert made.doors.closed == [(OWNER, 320, "enough")]
 
 
+async def test_a_cleared_shovel_takes_along_that_it_was_paused(made: Api) -> None:
+    value = {"src-uri": "amqp://", "src-queue": "q", "dest-uri": "amqp://", "dest-queue": "r"}
+    for name in ("s", "other"):
+        for component, set_to in (("shovel", value), ("shovel-paused", True)):
+            path = f"/api/parameters/{component}/%2F/{name}"
+            assert (await made.call("PUT", path, {"value": set_to}))[0] == 201
+    assert (await made.call("DELETE", "/api/parameters/shovel/%2F/s"))[0] == 204
+    left = await made.get("/api/parameters/shovel-paused")
+    assert [row["name"] for row in left] == ["other"]
+
+
 @pytest.mark.row("G2.10", "H1")
 @pytest.mark.parametrize("by_body", [False, True])
 async def test_a_hash_made_here_is_one_users_can_have(made: Api, by_body: bool) -> None:

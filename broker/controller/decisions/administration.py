@@ -31,6 +31,7 @@ from shardmq.broker.model.checks import Refusal
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.permissions import INTERNAL_USER, expanded
 from shardmq.broker.model.policies import COMPONENTS, EXCHANGE, Policies, exchange_arguments
+from shardmq.broker.model.shovels import PAUSED, SHOVEL
 from shardmq.broker.routing import delaying
 
 HTTP_PRECONDITION_FAILED = 412  # the number in AMQP is 406
@@ -125,6 +126,9 @@ def put_parameter(inputs: Inputs, change: ParameterPut, owner: str) -> Decision:
 def delete_parameter(inputs: Inputs, change: ParameterDelete, owner: str) -> Decision:
     if (change.vhost, change.component, change.name) not in inputs.catalog.parameters:
         raise Refusal(NOT_FOUND, "Parameter does not exist")
+    paused = (change.vhost, PAUSED, change.name)
+    if change.component == SHOVEL and paused in inputs.catalog.parameters:
+        return Decision([change, ParameterDelete(*paused)])  # the next of its name is not paused
     return _put_or_deleted(inputs, change)
 
 

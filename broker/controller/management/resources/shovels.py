@@ -91,10 +91,8 @@ async def get(call: Call) -> dict[str, Any]:
 
 async def delete(call: Call) -> None:
     """Delete a shovel, which is deleting its parameter."""
-    put, bridges = _shovel(call, call.vhost_to_change().name)
+    put, _ = _shovel(call, call.vhost_to_change().name)
     await call.ask(ParameterDelete(put.vhost, SHOVEL, put.name))
-    if bridges.is_paused((put.vhost, put.name)):
-        await call.ask(ParameterDelete(put.vhost, PAUSED, put.name))
 
 
 async def restart(call: Call) -> None:
