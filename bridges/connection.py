@@ -91,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         self._heard_at = self._sent_at = self._loop.time()
         self._heartbeat_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_ending = False  # the peer was told so
         self._is_closed = False
 
     # -- what a bridge does ------------------------------------------------------------------------
@@ -171,6 +172,22 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection, for a reason that the bridge has found."""
         self._fail(LinkFailed(why))
 
+    async def finish(self, within_s: float) -> bool:
+        """End the connection in order; return whether the peer has read all that was written."""
+        if self._is_closed:
+            return False
+        self.batches = None
+        self.on_method, self.on_failed = lambda method: None, lambda error: None
+        self._is_ending = True
+        try:
+            async with asyncio.timeout(within_s):
+                await self._wait_for(commands.Connection.CloseOk, _GOODBYE)
+        except (TimeoutError, LinkFailed):
+            return False
+        finally:
+            self.close()
+        return True
+
     def close(self) -> None:
         """End the connection in order, without waiting for the answer."""
         if self._is_closed:
@@ -179,9 +196,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(
-                _frame(0, commands.Connection.Close(200, "Goodbye", 0, 0)),
-            )
+            if not self._is_ending:
+                self._transport.write(_GOODBYE)
             self._transport.close()
             # What waits to be written to a peer that does not read must not wait forever.
             self._loop.call_later(1.0, self._transport.abort)
@@ -406,6 +422,9 @@ _DELIVER: Final = struct.pack(">HH", 60, 60)
 def _frame(channel: int, method: base.Frame) -> bytes:
     payload = encode_method(method)
     return _HEAD.pack(METHOD_FRAME, channel, len(payload)) + payload + bytes([FRAME_END])
+
+
+_GOODBYE: Final = _frame(0, commands.Connection.Close(200, "Goodbye", 0, 0))
 
 
 def _said(code: Any, text: Any) -> str:

