@@ -277,3 +277,4 @@ def test_a_queue_is_not_moved_into_itself(broker: RealBroker, shovel_name: str) 
     set_shovel(broker, shovel_name, src_queue="same", dest_queue="same")
     state = wait_for_state(broker, shovel_name, "terminated")
     assert "the queue that is the source" in state["error"]
+    assert state["reason"] == state["error"]

@@ -624,6 +624,16 @@ async def test_all_connections_of_a_user_are_closed_together(made: Api) -> None:
     assert made.doors.closed == [(OWNER, 320, "enough")]
 
 
+@pytest.mark.parametrize(("tags", "status"), [("monitoring", 200), ("policymaker", 401)])
+async def test_who_monitors_sees_the_states_of_shovels(made: Api, tags: str, status: int) -> None:
+    await made.call("PUT", "/api/users/m", {"password": "m", "tags": tags, **QUICK_HASH})
+    none = {"configure": "", "write": "", "read": ""}
+    await made.call("PUT", "/api/permissions/%2F/m", none)
+    made.login = ("m", "m")
+    assert (await made.call("GET", "/api/shovels"))[0] == status
+    assert (await made.call("GET", "/api/shovels/%2F"))[0] == status
+
+
 async def test_a_cleared_shovel_takes_along_that_it_was_paused(made: Api) -> None:
     value = {"src-uri": "amqp://", "src-queue": "q", "dest-uri": "amqp://", "dest-queue": "r"}
     for name in ("s", "other"):

@@ -42,6 +42,8 @@ def row(put: ParameterPut, bridges: Bridges, node: str) -> dict[str, Any]:
     }
     if state.state == bridging.RUNNING:
         found["blocked_status"] = "blocked" if state.blocked else "running"
+    elif state.state == bridging.TERMINATED:
+        found["reason"] = state.error
     if obstacle(put.name, put.value):
         return found
     shovel = read(put.vhost, put.name, put.value)
@@ -143,12 +145,12 @@ ONE = "/api/shovels/vhost/{vhost}/{name}"
 LAVINMQ = "/api/shovels/{vhost}/{name}"
 
 ROUTES = [
-    long_list("/api/shovels", get_all, "Shovel", "policymaker"),
-    long_list("/api/shovels/{vhost}", get_all, "Shovel", "policymaker"),
-    Route("GET", ONE, get, "policymaker", shows="Shovel"),
+    long_list("/api/shovels", get_all, "Shovel", "monitoring"),
+    long_list("/api/shovels/{vhost}", get_all, "Shovel", "monitoring"),
+    Route("GET", ONE, get, "monitoring", shows="Shovel"),
     Route("DELETE", ONE, delete, "policymaker"),
     Route("DELETE", f"{ONE}/restart", restart, "policymaker"),
-    Route("GET", LAVINMQ, get, "policymaker", shows="Shovel"),
+    Route("GET", LAVINMQ, get, "monitoring", shows="Shovel"),
     Route("PUT", f"{LAVINMQ}/pause", pause, "policymaker"),
     Route("PUT", f"{LAVINMQ}/resume", resume, "policymaker"),
 ]

@@ -128,7 +128,7 @@ MORE: Final[dict[str, str]] = {
     "Shovel": (
         "src_uri:str dest_uri:str src_queue:str src_exchange:str src_exchange_key:str "
         "dest_queue:str dest_exchange:str dest_exchange_key:str dest_address:str "
-        "blocked_status:str"
+        "blocked_status:str reason:str"
     ),
     "Vhost": "recv_oct_details:map send_oct_details:map",
     "Node": "disk_free:int disk_free_limit:int",
