@@ -37,7 +37,7 @@ from shardmq.broker.amqp.spec import (
     PROTOCOL_HEADER,
 )
 from shardmq.broker.model.amqp_uri import AmqpUri
-from shardmq.broker.model.permissions import INTERNAL_USER
+from shardmq.broker.model.permissions import DIRECT, INTERNAL_USER
 
 CHANNEL: Final = 1
 FRAME_BYTES_MAX: Final = 128 << 10
@@ -350,7 +350,7 @@ class Connection(asyncio.BufferedProtocol):
     def _login(self, mechanisms: str) -> tuple[str, str]:
         uri = self._uri
         if uri.is_here:  # it asks no password at the socket that only its own user can reach
-            return "EXTERNAL", uri.user or INTERNAL_USER
+            return DIRECT, uri.user or INTERNAL_USER
         mechanism = uri.mechanism.upper()
         if mechanism not in mechanisms.split():
             raise LinkFailed(f"the peer knows {mechanisms[:TEXT_CHARS_MAX]}, not {mechanism}")

@@ -161,7 +161,7 @@ class Connections:
         """Forget a connection that has ended."""
         self.by_number.pop(connection.id, None)
         session, socket = connection.session, connection.socket
-        if session.vhost and not session.trusted:
+        if session.vhost and not session.is_hidden:
             self._services.vhost_counts.add_connection(
                 session.vhost, socket.received_bytes, socket.output.written
             )
@@ -177,13 +177,13 @@ class Connections:
         return [each for each in self.by_number.values() if each.session.owner == owner]
 
     def connected(self) -> int:
-        """Return how many clients have an open connection; the controller's do not count."""
-        return sum(1 for _ in self._shown())
+        """Return how many clients have an open connection; this broker's own do not count."""
+        return sum(not each.session.trusted for each in self._shown())
 
     def _shown(self) -> Iterator[ClientConnection]:
         self._meet_newcomers()
         for each in self.by_number.values():
-            if each.session.is_open and not each.session.trusted:
+            if each.session.is_open and not each.session.is_hidden:
                 yield each
 
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -205,7 +205,7 @@ class Connections:
             session, socket = each.session, each.socket
             if not session.vhost:
                 continue
-            if not session.trusted:
+            if not session.is_hidden:
                 counts.add_connection(session.vhost, socket.received_bytes, socket.output.written)
             for channel in each.channels.by_number.values():
                 if channel.published or channel.has_consumed:

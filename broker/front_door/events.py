@@ -61,7 +61,7 @@ class ShardEvents:
     def known(self, connection: int, channel: int, first: int, last: int, altered: bool) -> None:
         """Tell the reader of streams that publishes repeat what a queue had before."""
         found = self._connections.by_number.get(connection)
-        if found is not None and found.session.trusted:
+        if found is not None and found.session.is_hidden:
             found.write(known_frame(channel, first, last, altered))
 
     def told(self, shard: int, what: wire.Control) -> None:

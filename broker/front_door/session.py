@@ -9,7 +9,7 @@ import time
 from typing import Any, NamedTuple
 
 from shardmq.broker.front_door.proxy import Peer
-from shardmq.broker.shared.control import ConnectionInfo
+from shardmq.broker.shared.control import DIRECT_PROTOCOL, PROTOCOL, ConnectionInfo
 
 
 class TlsPeer(NamedTuple):
@@ -77,8 +77,8 @@ class Session:
 
     __slots__ = (
         "auth_mechanism", "channels_max", "client_properties", "connected_at", "frame_bytes_max",
-        "heartbeat_s", "host", "id", "is_open", "name", "owner", "peer_host", "peer_port", "port",
-        "relayed", "tls", "trusted", "user", "vhost",
+        "heartbeat_s", "host", "id", "is_direct", "is_open", "name", "owner", "peer_host",
+        "peer_port", "port", "relayed", "tls", "trusted", "user", "vhost",
     )  # fmt: skip
 
     def __init__(
@@ -95,8 +95,8 @@ class Session:
 
         `address` is the local end of the socket as getsockname() tells it. A `trusted` connection
         comes from a process of this broker. The controller's proves for whom it speaks before it
-        connects. Bridges enter as INTERNAL_USER, or as the user that a URI names. It counts in no
-        listing and no limit.
+        connects, and counts in no listing and no limit. Bridges enter as INTERNAL_USER, or as the
+        user that a URI names, and say that their connections are direct ones: these are listed.
         """
         self.id = number
         self.owner = owner
@@ -105,12 +105,23 @@ class Session:
         self.name = f"{self.peer_host}:{self.peer_port} -> {self.host}:{self.port}"
         self.tls = tls
         self.trusted = trusted
+        self.is_direct = False
         self.connected_at = time.time()
         # What the handshake of AMQP establishes.
         self.is_open = False  # connection.open-ok was sent
         self.user = self.vhost = self.auth_mechanism = ""
         self.client_properties: dict[str, Any] = {}
         self.frame_bytes_max = self.channels_max = self.heartbeat_s = 0
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the connection is in no listing and no limit."""
+        return self.trusted and not self.is_direct
+
+    def become_direct(self) -> None:
+        """Take note that this is the connection of a bridge; two of them have no address."""
+        self.is_direct = True
+        self.name, self.auth_mechanism = f"<{self.owner}>", ""
 
     def can(self, capability: str) -> bool:
         """Return whether the client said in start-ok that it has this capability."""
@@ -128,7 +139,7 @@ class Session:
             peer_port=self.peer_port,
             host=self.host,
             port=self.port,
-            protocol="AMQP 0-9-1",
+            protocol=DIRECT_PROTOCOL if self.is_direct else PROTOCOL,
             auth_mechanism=self.auth_mechanism,
             tls=self.tls is not None,
             frame_max=self.frame_bytes_max,

@@ -26,6 +26,9 @@ Right = Literal["configure", "write", "read"]
 DEFAULT_EXCHANGE_RIGHTS_NAME = "amq.default"
 # No user of the catalog has this name: the decision of UserPut refuses it.
 INTERNAL_USER: Final = "\0none"
+# The mechanism by which bridges log in at the socket of a front door for this broker's processes.
+# The response is the name of the user.
+DIRECT: Final = "DIRECT"
 RIGHTS_REMEMBERED_MAX = 10_000  # names per user and vhost whose expressions were tried
 NOTHING: Final = re.compile(r"(?!)")
 

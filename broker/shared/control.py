@@ -20,6 +20,10 @@ from shardmq.broker.model.changes import AnyChange
 from shardmq.cluster.records import DOORS_PER_NODE
 
 CONTROL_BYTES_MAX = 256 << 20
+# The protocol of a connection, in listings. That of bridges of this broker is RabbitMQ's name of
+# connections from within the broker.
+PROTOCOL = "AMQP 0-9-1"
+DIRECT_PROTOCOL = "Direct 0-9-1"
 
 
 class ControlMessage(msgspec.Struct, tag_field="t", array_like=True, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pika
 import pytest
@@ -122,6 +123,24 @@ def test_an_exchange_is_a_source_and_keys_stay(broker: RealBroker, shovel_name: 
 
     wait_until(published, "the shovel's queue is bound")
     assert taken(broker, name, 1)[0][1] == b"a"
+
+
+@pytest.mark.row("J5", "J6")
+def test_connections_of_shovels_are_listed_as_those_of_the_broker_itself(
+    broker: RealBroker, shovel_name: str
+) -> None:
+    set_shovel(broker, shovel_name, src_queue=f"{shovel_name}-from", dest_queue=shovel_name)
+    wait_for_state(broker, shovel_name, "running")
+    rows = [
+        row
+        for row in call(broker, "GET", "connections")[1]
+        if row["user_provided_name"] == f"Shovel {shovel_name}"
+    ]
+    shown = {(row["user"], row["vhost"], row["protocol"], row["type"]) for row in rows}
+    assert shown == {("none", "/", "Direct 0-9-1", "direct")}
+    assert len({row["name"] for row in rows}) == 2
+    path = f"connections/{quote(rows[0]['name'], safe='')}"
+    assert call(broker, "GET", f"{path}/channels")[1][0]["user"] == "none"
 
 
 def test_several_uris_are_tried_in_turn(broker: RealBroker, shovel_name: str) -> None:

@@ -27,6 +27,7 @@ from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.publish.replies import Reply
 from shardmq.broker.front_door.session import TlsPeer
 from shardmq.broker.model.changes import ParameterPut, QueueDelete, QueuePut
+from shardmq.broker.model.permissions import DIRECT, INTERNAL_USER
 from shardmq.broker.shared.control import ChannelClose, ChannelOpen, ConnectionOpen, VirtualLook
 from shardmq.shardd.wire import messages as wire
 from tests.amqp.bytes_of import HEADER, method, publish
@@ -141,6 +142,25 @@ async def test_the_controller_needs_no_password_and_is_in_no_listing() -> None:
     play.read(OPEN)
     assert play.names()[-1] == "Connection.OpenOk"
     assert play.line.up == [] and play.connection.session.trusted
+
+
+async def test_a_bridge_of_this_broker_needs_no_password_and_is_listed_as_direct() -> None:
+    play = Play(trusted=True, connections_max=1)
+    play.count_of_connected = 1
+    play.read(HEADER + method(0, commands.Connection.StartOk({}, DIRECT, INTERNAL_USER, "en_US")))
+    play.read(OPEN)
+    assert play.names()[-1] == "Connection.OpenOk"
+    (info,) = play.line.up
+    assert (info.name, info.protocol) == (f"<{info.owner}>", "Direct 0-9-1")
+    assert (info.user, info.auth_mechanism) == (INTERNAL_USER, "")
+
+
+async def test_nobody_else_is_a_bridge_of_this_broker() -> None:
+    for mechanism in (DIRECT, "EXTERNAL", "PLAIN"):
+        play = Play()
+        said = commands.Connection.StartOk({}, mechanism, INTERNAL_USER, "en_US")
+        play.read(HEADER + method(0, said))
+        assert not play.connection.session.user
 
 
 async def test_what_came_with_the_end_of_a_tls_handshake_is_read() -> None:

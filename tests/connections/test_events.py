@@ -144,6 +144,7 @@ async def test_only_the_controllers_own_connections_hear_of_repeated_publishes()
     for trusted in (False, True):
         play = Heard()
         play.connection.session.trusted = trusted
+        play.connection.session.is_direct = not trusted
         play.shard_events.known(play.connection.id, 1, 3, 4, False)
         play.shard_events.known(77, 1, 3, 4, False)
         before = len(play.sock.taken)

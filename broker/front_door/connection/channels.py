@@ -75,7 +75,7 @@ class Channels:
 
         The controller knows how many there are at all front doors.
         """
-        if self._session.trusted:
+        if self._session.is_hidden:
             return False
         return self._services.config.channel_max_per_node > 0 or login.has_channel_limit(
             self._services.catalog, self._session.user

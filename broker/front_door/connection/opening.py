@@ -15,7 +15,7 @@ from shardmq.broker.amqp import Connection, ConnectionException, StartOk, hand_o
 from shardmq.broker.front_door import login
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Lesson, Newcomer, Session
-from shardmq.broker.model.permissions import INTERNAL_USER
+from shardmq.broker.model.permissions import DIRECT, INTERNAL_USER
 from shardmq.broker.shared.control import ConnectionOpen
 from shardmq.broker.shared.logins import TakesLong
 
@@ -95,6 +95,8 @@ class Opening:
             user = said.response.decode()
             if user == INTERNAL_USER or user in catalog.users:
                 session.user, session.auth_mechanism = user, said.mechanism
+                if said.mechanism == DIRECT:
+                    session.become_direct()
                 return Greeting.TUNE
 
         def verdict(user: str, password: str) -> str:
@@ -157,7 +159,7 @@ class Opening:
         session.vhost = vhost
         session.frame_bytes_max = amqp.frame_bytes_max
         session.channels_max, session.heartbeat_s = amqp.channels_max, amqp.heartbeat_s
-        if not session.trusted:
+        if not session.is_hidden:
             services.catalog_link.connection_up(session.owner, session.info)
             if services.config.connections_are_limited or login.has_limits(
                 services.catalog, session.user, vhost

@@ -18,6 +18,7 @@ from shardmq.broker.controller.management.metrics.time_range import Asked
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name, visible
 from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.model.permissions import shown_user
 from shardmq.broker.shared.control import ConnectionInfo
 
 NOT_SHOWN = frozenset(("owner", "used_at_ms", *CHANNEL_COUNTERS.values()))
@@ -61,8 +62,8 @@ def _row(
     shown = {
         "name": channel_name(info, report["number"]),
         "vhost": info.vhost,
-        "user": info.user,
-        "user_who_performed_action": info.user,
+        "user": shown_user(info.user),
+        "user_who_performed_action": shown_user(info.user),
         "node": call.context.cluster.of_owner(info.owner),
         "state": "running",
         "connection_details": {

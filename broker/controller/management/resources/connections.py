@@ -14,7 +14,8 @@ from shardmq.broker.controller.management.metrics.past import CONNECTION
 from shardmq.broker.controller.management.metrics.samples import add_client_samples
 from shardmq.broker.controller.management.metrics.stats import Stats, details
 from shardmq.broker.controller.management.responses.listing import Listing
-from shardmq.broker.shared.control import ConnectionInfo
+from shardmq.broker.model.permissions import shown_user
+from shardmq.broker.shared.control import DIRECT_PROTOCOL, ConnectionInfo
 
 CLOSE_REASON = "Closed via management plugin"
 REASON_CHARS_MAX = 200
@@ -32,8 +33,8 @@ def row(context: Context, info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
             report |= details(name, stats.rate_of_client(report[name], earlier[name]))
     return {
         "name": info.name,
-        "user": info.user,
-        "user_who_performed_action": info.user,
+        "user": shown_user(info.user),
+        "user_who_performed_action": shown_user(info.user),
         "vhost": info.vhost,
         "node": context.cluster.of_owner(info.owner),
         "peer_host": info.peer_host,
@@ -53,7 +54,7 @@ def row(context: Context, info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
         "connected_at": info.connected_at_ms,
         "client_properties": info.client_properties,
         "user_provided_name": info.client_properties.get("connection_name"),
-        "type": "network",
+        "type": "direct" if info.protocol == DIRECT_PROTOCOL else "network",
         "state": "running",
         "pid": info.name,
         "reductions": 0,  # of an Erlang process, which a connection is not here

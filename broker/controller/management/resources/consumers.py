@@ -13,6 +13,7 @@ from shardmq.broker.controller.management.metrics.stats import Stats, lag, reade
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.checks import is_hidden_queue
+from shardmq.broker.model.permissions import shown_user
 from shardmq.broker.shared.control import ConnectionInfo
 from shardmq.shardd.wire.messages import ConsumerStats
 
@@ -70,7 +71,7 @@ def _channel(context: Context, info: ConnectionInfo | None, number: int) -> dict
         "name": channel_name(info, number),
         "number": number,
         "node": context.cluster.of_owner(info.owner),
-        "user": info.user,
+        "user": shown_user(info.user),
         "connection_name": info.name,
         "peer_host": info.peer_host,
         "peer_port": info.peer_port,

@@ -18,6 +18,7 @@ from shardmq.broker.controller.management.resources.connections import channel_n
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.purging import purge as purge_queue
 from shardmq.broker.model.catalog import Vhost
+from shardmq.broker.model.permissions import shown_user
 from shardmq.broker.shared.control import ConsumeTerms, QueueRemove
 from shardmq.broker.shared.rights import Configure, Read
 
@@ -170,7 +171,8 @@ def _channel(call: Call, terms: ConsumeTerms) -> dict[str, Any]:
     if info is None:
         return {"number": terms.channel}
     name = channel_name(info, terms.channel)
-    return {"name": name, "number": terms.channel, "connection_name": info.name, "user": info.user}
+    user = shown_user(info.user)
+    return {"name": name, "number": terms.channel, "connection_name": info.name, "user": user}
 
 
 ROUTES = [
