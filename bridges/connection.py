@@ -173,12 +173,16 @@ class Connection(asyncio.BufferedProtocol):
         self._fail(LinkFailed(why))
 
     async def finish(self, within_s: float) -> bool:
-        """End the connection in order; return whether the peer has read all that was written."""
+        """End the connection in order; return whether the peer has read all that was written.
+
+        What still comes from the peer is dropped.
+        """
         if self._is_closed:
             return False
         self.batches = None
         self.on_method, self.on_failed = lambda method: None, lambda error: None
         self._is_ending = True
+        self.pause(False)
         try:
             async with asyncio.timeout(within_s):
                 await self._wait_for(commands.Connection.CloseOk, _GOODBYE)
@@ -281,7 +285,7 @@ class Connection(asyncio.BufferedProtocol):
         return is_delivery and self.keeps_deliveries
 
     def _receive(self, kind: int, channel: int, payload: bytes) -> None:
-        if kind == HEARTBEAT_FRAME:
+        if kind == HEARTBEAT_FRAME or (self._is_ending and channel):
             return
         if kind != METHOD_FRAME:
             raise LinkFailed("the peer breaks the protocol: content without a method")

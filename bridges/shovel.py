@@ -172,7 +172,13 @@ class ShovelRunner:
             source = await self._open_any("src", self._shovel.src_uris, frame_bytes_max)
             opened.append(source)
             self._try = _Try(self, self._shovel, source, destination, self._confirm_s_max)
-            await self._try.run()
+            try:
+                await self._try.run()
+            except Exception:
+                if self._shovel.delete_after == WHOLE_QUEUE:
+                    # The next try counts what is in the queue: all must be back there before.
+                    await source.finish(FLUSH_S_AT_STOP)
+                raise
         finally:
             self._try = None
             for each in reversed(opened):
@@ -241,10 +247,16 @@ class ShovelRunner:
         return self._left
 
     def begin(self, messages: int, queue: str) -> None:
-        """Note the length of the source's queue at the first start, and that the shovel runs."""
+        """Note that the shovel runs, from a queue of that length.
+
+        A whole queue is counted anew in each try, as in RabbitMQ: others may have taken messages
+        away. So many messages are so many in all tries.
+        """
         after = self._shovel.delete_after
-        if self._left is None and after != -1:
-            self._left = messages if after == WHOLE_QUEUE else after
+        if after == WHOLE_QUEUE:
+            self._left = messages
+        elif self._left is None and after != -1:
+            self._left = after
         self.state.src_queue, self.state.error = queue, ""
         self._change(RUNNING)
 

@@ -102,6 +102,38 @@ def test_a_shovel_ends_after_so_many_messages(
     assert [body for _, body in taken(broker, f"{name}-from", 51, 0.5)] == BODIES[moved:50]
 
 
+@pytest.mark.row("J5")
+@pytest.mark.parametrize("source", ["src_queue", "src_exchange"])
+def test_a_shovel_of_an_empty_source_ends_at_once(
+    broker: RealBroker, name: str, source: str
+) -> None:
+    call(broker, "PUT", f"exchanges/%2F/{name}", {"type": "direct"})
+    set_shovel(
+        broker, name, **{source: name}, dest_queue=f"{name}-to", src_delete_after="queue-length"
+    )
+    wait_until(lambda: shovel(broker, name) == {}, "it is deleted")
+
+
+@pytest.mark.row("J5")
+def test_a_queue_whose_messages_others_take_is_counted_anew(
+    broker: RealBroker, shovel_name: str
+) -> None:
+    name = shovel_name
+    fill(broker, name, [b"a", b"b"])
+    set_shovel(
+        broker, name, src_queue=name, dest_uri=f"http://{broker.http}/none",
+        src_delete_after="queue-length", reconnect_delay=0.1,
+    )  # fmt: skip
+    assert shovel(broker, name) != {}
+    wait_for_error(broker, name, "HTTP: status 404")
+
+    def is_deleted() -> bool:
+        call(broker, "DELETE", f"queues/%2F/{name}/contents")
+        return shovel(broker, name) == {}
+
+    wait_until(is_deleted, "it is deleted")
+
+
 def test_an_exchange_is_a_source_and_keys_stay(broker: RealBroker, shovel_name: str) -> None:
     name = shovel_name
     set_shovel(
