@@ -552,6 +552,67 @@ def test_a_policy_is_edited_where_it_stands(visit: Visit, broker: RealBroker) ->
     assert (found["pattern"], found["apply-to"]) == ("^tmp", "queues")
 
 
+def test_a_shovel_is_added_watched_paused_resumed_restarted_and_deleted(
+    visit: Visit, broker: RealBroker, connection: Any
+) -> None:
+    page = visit.log_in()
+    visit.go("shovels")
+    page.get_by_text("Add a shovel", exact=True).click()
+    asks = page.locator("form").filter(has=page.get_by_role("button", name="Add shovel"))
+    asks.get_by_label("Name", exact=True).fill("mover")
+    asks.get_by_label("Source queue").fill("old")
+    asks.get_by_label("Destination queue").fill("new")
+    asks.get_by_label("More").fill("reconnect-delay = soon")
+    asks.get_by_role("button", name="Add shovel").click()
+    expect(page.locator("#errors")).to_contain_text("reconnect-delay should be a number")
+    asks.get_by_label("More").fill("reconnect-delay = 0.2")
+    asks.get_by_role("button", name="Add shovel").click()
+    row = page.locator("tbody tr").filter(has_text="mover")
+    expect(row).to_contain_text("running")
+    assert ask(broker, "GET", "parameters/shovel/%2F/mover")["value"] == {
+        "src-uri": "amqp://", "src-queue": "old", "dest-uri": "amqp://", "dest-queue": "new",
+        "ack-mode": "on-confirm", "src-delete-after": "never", "reconnect-delay": 0.2,
+    }  # fmt: skip
+    page.get_by_text("Add a shovel", exact=True).click()  # notices would lie above the row
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.basic_publish("", "old", b"x")
+    moved = row.locator("td.number").first
+    expect(moved).to_have_text("1")
+    row.get_by_role("button", name="Pause mover").click()
+    expect(row).to_contain_text("paused")
+    row.get_by_role("button", name="Resume mover").click()
+    expect(row).to_contain_text("running")
+    expect(moved).to_have_text("0")  # it has begun anew
+    row.get_by_role("button", name="Restart mover").click()
+    expect(page.locator("#notices")).to_contain_text("mover is started anew.")
+    row.get_by_role("button", name="Delete mover").click()
+    answer(page, "Delete")
+    expect(row).to_have_count(0)
+    assert ask(broker, "GET", "shovels") == []
+
+
+def test_a_shovel_that_fails_says_why_and_who_only_watches_does_not_change_it(
+    visit: Visit, broker: RealBroker
+) -> None:
+    value = {
+        "src-uri": "amqp://127.0.0.1:1", "src-exchange": "amq.topic", "src-exchange-key": "a.#",
+        "dest-uri": "http://user:secret@127.0.0.1:1/in", "dest-address": "orders",
+    }  # fmt: skip
+    make(broker, "parameters/shovel/%2F/stuck", {"value": value})
+    make(broker, "users/watcher", {"password": "x", "tags": "monitoring"})
+    page = visit.log_in("watcher", "x")
+    visit.go("shovels")
+    row = page.locator("tbody tr").filter(has_text="stuck")
+    expect(row).to_contain_text("cannot connect")
+    expect(row).to_contain_text("amq.topic with key a.#")
+    expect(row).to_contain_text("http://127.0.0.1:1/in")
+    expect(row).not_to_contain_text("secret")
+    expect(page.get_by_role("button", name="Pause stuck")).to_have_count(0)
+    expect(page.get_by_text("Add a shovel", exact=True)).to_have_count(0)
+    ask(broker, "DELETE", "parameters/shovel/%2F/stuck")
+
+
 # -- lists -----------------------------------------------------------------------------------------
 
 
@@ -622,6 +683,7 @@ def test_on_a_phone_the_boxes_say_which_columns_are_shown_and_each_can_be_chosen
         ("queues", "Add a queue"), ("exchanges", "Add an exchange"), ("users", "Add a user"),
         ("vhosts", "Add a virtual host"), ("policies", "Add a policy"),
         ("streams", "Add a stream exchange"), ("parameters", "Add a parameter"),
+        ("shovels", "Add a shovel"),
     ],
 )  # fmt: skip
 def test_what_adds_stands_above_the_rows(

@@ -34,6 +34,10 @@ WIDTHS = (1280, 390, 375)
 HEIGHT = 860
 LONG = "a" * 60 + "_very_long_name_without_a_single_space_" + "z" * 100
 PATH = quote(LONG, safe="")
+SHOVEL = {
+    "src-uri": f"amqp:///{LONG}", "src-exchange": LONG, "src-exchange-key": LONG,
+    "dest-uri": f"amqp://127.0.0.1:1/{LONG}", "dest-exchange": LONG, "dest-exchange-key": LONG,
+}  # fmt: skip
 # Answers of the API have numbers of 13 digits where a busy broker has large ones.
 NUMBERS = (
     "messages|message_bytes|publish|deliver|ack|consumers|lag|next|recv_oct|send_oct|queues|rate"
@@ -54,7 +58,7 @@ VIEWS = {
     "traffic": [
         "connections", "connections/CONNECTION", "channels", "channels/CHANNEL", "consumers",
         "exchanges", f"exchanges/%2F/{PATH}", "exchanges/%2F/amq.topic", "exchanges/%2F/",
-        "queues", f"queues/%2F/{PATH}", "queues/%2F/read",
+        "queues", f"queues/%2F/{PATH}", "queues/%2F/read", "shovels",
     ],
     "rules": [
         "users", f"users/{PATH}", "vhosts", "vhosts/%2F", f"vhosts/{PATH}", "policies",
@@ -94,6 +98,7 @@ def filled(broker: RealBroker) -> Any:
         (f"operator-policies/%2F/{PATH}", policy({"max-length": 10**15})),
         (f"parameters/stream/%2F/{PATH}", {"value": {LONG: [LONG, 10**15]}}),
         (f"global-parameters/{PATH}", {"value": LONG}),
+        (f"parameters/shovel/%2F/{PATH}", {"value": SHOVEL}),
     ):
         make(broker, path, body)
     ask(broker, "POST", f"bindings/%2F/e/amq.topic/q/{PATH}", {"routing_key": LONG})

@@ -16,6 +16,7 @@ import { parameters } from "./views/parameters.js";
 import { policies } from "./views/policies.js";
 import { queue, queues } from "./views/queues.js";
 import { shard, shards } from "./views/shards.js";
+import { shovels } from "./views/shovels.js";
 import { stream, streams } from "./views/streams.js";
 import { user, users } from "./views/users.js";
 import { vhost, vhosts } from "./views/vhosts.js";
@@ -37,6 +38,7 @@ const ROUTES = [
   ["exchanges/:vhost/:name", exchange],
   ["queues", queues],
   ["queues/:vhost/:name", queue],
+  ["shovels", shovels],
   ["users", users],
   ["users/:name", user],
   ["vhosts", vhosts],
@@ -50,7 +52,7 @@ const ROUTES = [
 // For each view: the first part of its address, its label, the tag that users need, and whether only a cluster has it.
 const MENU = [
   ["Broker", [["", "Overview", "management"], ["nodes", "Nodes", "monitoring", true], ["shards", "Shards", "monitoring"], ["streams", "Stream exchanges", "management"], ["logs", "Logs", "administrator"]]],
-  ["Traffic", [["connections", "Connections", "management"], ["channels", "Channels", "management"], ["consumers", "Consumers", "management"], ["exchanges", "Exchanges", "management"], ["queues", "Queues", "management"]]],
+  ["Traffic", [["connections", "Connections", "management"], ["channels", "Channels", "management"], ["consumers", "Consumers", "management"], ["exchanges", "Exchanges", "management"], ["queues", "Queues", "management"], ["shovels", "Shovels", "monitoring"]]],
   ["Rules", [["users", "Users", "administrator"], ["vhosts", "Virtual hosts", "management"], ["policies", "Policies", "management"], ["parameters", "Parameters", "policymaker"], ["definitions", "Definitions", "administrator"]]],
 ];
 
