@@ -9,6 +9,7 @@ import asyncio
 import re
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,6 +193,37 @@ async def test_a_peer_that_misbehaves_ends_the_try_with_the_reason(
     await asyncio.wait_for(runner.run(), 30)
     assert runner.state.state == "terminated" and runner.state.moved == 0
     assert re.search(why, runner.state.error), runner.state.error
+
+
+async def test_a_source_is_read_after_pauses_while_its_destination_only_refuses() -> None:
+    value = {"src-uri": "amqp://", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b"}
+    read = shovels.read("/", "s", value)
+    runner = ShovelRunner(Order(read, 1), "c", list, lambda: None)
+    paused: list[bool] = []
+    refused: list[list[int]] = []
+    source = SimpleNamespace(pause=paused.append, send=lambda method: None)
+    destination = SimpleNamespace(settled=0, take_refused=lambda: refused.pop())
+    attempt = shovel._Try(runner, read, source, destination, 1.0)  # type: ignore[arg-type]
+    attempt._acks = True
+    rests = []
+    for number in range(1, 9):
+        destination.settled = 2 * number - 1
+        refused.append([2 * number - 1])
+        attempt._settle()
+        rests.append(attempt._rest_s)
+        destination.settled += 1  # another one of the same round
+        refused.append([2 * number])
+        attempt._settle()
+        assert attempt._resting is not None and paused[-1]
+        attempt._resting.cancel()
+        attempt._rested()
+        assert not paused[-1]
+    assert rests == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0] and len(paused) == 16
+    destination.settled = 17
+    refused.append([])
+    attempt._settle()
+    assert attempt._rest_s == 0.0 and runner.state.error == ""
+    assert (runner.state.moved, runner.state.refused) == (1, 16)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ def metrics(context: Context) -> Iterator[Metric]:
     moved = CounterMetricFamily(
         "shardmq_shovel_messages", "Messages that the destination has taken", labels=names
     )
+    refused = CounterMetricFamily(
+        "shardmq_shovel_refused", "Messages that the destination has refused", labels=names
+    )
     failures = GaugeMetricFamily(
         "shardmq_shovel_failures", "Failed tries in a row, 0 if the last one works", labels=names
     )
@@ -36,8 +39,9 @@ def metrics(context: Context) -> Iterator[Metric]:
     )
     for state in states[:SHOWN_MAX]:
         moved.add_metric([state.vhost, state.name], state.moved)
+        refused.add_metric([state.vhost, state.name], state.refused)
         failures.add_metric(
             [state.vhost, state.name], 0 if state.state == "running" else state.failures
         )
         pending.add_metric([state.vhost, state.name], state.pending)
-    yield from (moved, failures, pending)
+    yield from (moved, refused, failures, pending)
