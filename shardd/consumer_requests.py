@@ -107,6 +107,8 @@ class ConsumerRequests:
         if queue.auto_delete and queue.id not in self._registry.used:
             self._registry.used.add(queue.id)
             self._registry.tell_controller(m.FirstConsumer(queue.id))
+        if queue.id in self._registry.expected:
+            self._came_back(queue.id, peer.number)
         peer.tell(m.Attached(attach.request))
         self._dirty[queue] = None
 
@@ -143,7 +145,7 @@ class ConsumerRequests:
     def _detach(self, consumer: Consumer, now: int) -> None:
         queue = consumer.queue
         was_closed = queue.closed
-        queue.detach(consumer, now)
+        queue.detach(consumer, now, more_come=queue.id in self._registry.expected)
         self._dirty[queue] = None
         if queue.closed and not was_closed:
             self._registry.tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
@@ -162,6 +164,8 @@ class ConsumerRequests:
         for number in numbers:
             holder = peer.holders.pop(number, None)
             if isinstance(holder, Consumer):
+                if peer.number == m.CONTROLLER:  # it visits when all front doors have come back
+                    self._registry.expected.pop(holder.queue.id, None)
                 self._detach(holder, now)
                 holder.queue.release(holder, now)
                 if holder.queue.closed:
@@ -172,6 +176,35 @@ class ConsumerRequests:
                 for queue, entries, size in holder.take_all():
                     self._settle(queue, m.REQUEUE, entries, size)
         return list(closed)
+
+    # -- front doors that may come back ------------------------------------------------------------
+
+    def expect(self, peer: Peer) -> None:
+        """Keep the auto-delete queues of a front door's consumers until it is back or gone.
+
+        The session of the front door has ended. The caller releases the consumers.
+        """
+        for holder in peer.holders.values():
+            if isinstance(holder, Consumer) and holder.queue.auto_delete and not holder.detached:
+                doors = self._registry.expected.setdefault(holder.queue.id, {})
+                doors[peer.number] = peer.process
+
+    def expect_no_more(self, door: int, process: int) -> None:
+        """Let the auto-delete queues go that only this process of a front door was expected for."""
+        for queue_id, doors in list(self._registry.expected.items()):
+            if doors.get(door) != process:
+                continue
+            self._came_back(queue_id, door)
+            queue = self._queues[queue_id]
+            if queue_id not in self._registry.expected and not (queue.closed or queue.consumers):
+                queue.closed = True
+                self._registry.tell_controller(m.AutoDeleted(queue_id, "auto-delete"))
+
+    def _came_back(self, queue_id: int, door: int) -> None:
+        doors = self._registry.expected[queue_id]
+        doors.pop(door, None)
+        if not doors:
+            del self._registry.expected[queue_id]
 
     # -- allotments --------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class Membership:
         self._incarnations[number] = incarnation
         peer = registry.peers.get(number)
         if peer is None or peer.incarnation != incarnation or is_newer_term:
-            self._remove(number, now)
+            self._remove(number, now, may_return=peer is not None and peer.process == process)
             epoch = registry.epoch
             if join.endpoint.startswith(SESSION):
                 epoch = self._next_epoch()
@@ -103,7 +103,7 @@ class Membership:
         """Forget the peer that had this session, if it has no newer one."""
         for peer in self._registry.peers.values():
             if peer.endpoint == endpoint:
-                self._remove(peer.number, now)
+                self._remove(peer.number, now, may_return=True)
                 return
 
     def on_join(self, peer: Peer, join: m.Join, now: int) -> None:
@@ -118,14 +118,19 @@ class Membership:
             self._incarnations[gone.door] = present.incarnation + 1
             self._remove(gone.door, now)
             self._refuse(present.endpoint, present.who, present.process)
+        self._consumers.expect_no_more(gone.door, gone.incarnation)
 
     def _refuse(self, endpoint: str, who: tuple[int, int, int, int], process: int) -> None:
         """Tell a process that the controller takes for gone, in case that it is still there."""
         message = envelope.control(*who, m.TakenForGone(process))
         self.last_words.append(Outgoing(endpoint, message))
 
-    def _remove(self, number: int, now: int) -> None:
-        """Forget a process that is gone, with all its consumers."""
+    def _remove(self, number: int, now: int, may_return: bool = False) -> None:
+        """Forget a process that is gone, with all its consumers.
+
+        `may_return` says that only its session has ended. A front door then attaches its consumers
+        again in the next one, so auto-delete queues wait for them.
+        """
         registry = self._registry
         peer = registry.peers.pop(number, None)
         if peer is not None:
@@ -133,6 +138,8 @@ class Membership:
             # Segments may still need the bodies. Without them the memory goes now, not when the
             # garbage collector finds that the peer and its lender hold each other.
             peer.lender = None
+            if may_return and number != m.CONTROLLER:
+                self._consumers.expect(peer)
             self._consumers.release(peer, list(peer.holders), now)
             registry.dead_letters.door_gone(number)
             registry.streams.peer_gone(number)

@@ -75,6 +75,9 @@ class Registry:
         # By queue id, the time in ms when the queue must be served.
         self.timer_of: Final[dict[int, int]] = {}
         self.used: Final[set[int]] = set()  # auto-delete queues that have had a consumer
+        # By id of an auto-delete queue, the front doors whose sessions have ended and that may come
+        # back with consumers of the queue. By front door, its process.
+        self.expected: Final[dict[int, dict[int, int]]] = {}
         self.gone: Final = Counters()  # the counters of deleted queues
         # By name, the counters of stores whose files are deleted.
         self.gone_stores: Final[Counter[str]] = Counter()
@@ -242,6 +245,7 @@ class Registry:
         self.dirty.pop(queue, None)
         self.timer_of.pop(queue.id, None)
         self.used.discard(queue.id)
+        self.expected.pop(queue.id, None)
         if queue.backlog.departures is not None and queue.backlog.departures.waits:
             self.have_died(queue)
         self.dead_letters.forget(queue)

@@ -283,13 +283,16 @@ class Queue(QueueState):
     def attach(self, consumer: Consumer) -> None:
         self.dispatch.attach(consumer)
 
-    def detach(self, consumer: Consumer, now: int) -> None:
-        """Deliver no more to the consumer. The consumer keeps the messages that it holds."""
+    def detach(self, consumer: Consumer, now: int, more_come: bool = False) -> None:
+        """Deliver no more to the consumer. The consumer keeps the messages that it holds.
+
+        `more_come` says that an auto-delete queue is to wait for other consumers.
+        """
         if consumer.detached:
             return
         self.dispatch.detach(consumer)
         self.last_used = now
-        if self.auto_delete and not self.consumers:
+        if self.auto_delete and not self.consumers and not more_come:
             self.closed = True
 
     def release(self, consumer: Consumer, now: int) -> None:

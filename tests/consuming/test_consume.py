@@ -520,3 +520,23 @@ async def test_a_new_process_of_a_shard_hears_of_consumers_leaving_auto_delete_q
     assert kinds == [wire.Attach, wire.Release]
     attach = play.shards.asked[0][1]
     assert isinstance(attach, wire.Attach) and attach.consumer == number and attach.limited
+
+
+async def test_an_answer_of_an_earlier_process_says_not_that_a_consumer_has_left() -> None:
+    play = Consuming()
+    play.line.catalog.apply(QueuePut("/", "auto", 6, 0, auto_delete=True))
+    await play.consume("tag", "auto")
+    play.shards.asked.clear()
+    play.says(1, commands.Channel.Close(200, "", 0, 0))
+    await play.settled()
+    (early,) = play.shards.asked
+    play.consuming.restarted(0, play.queue_gone)
+    early[2].set_result(wire.Done(1))
+    await play.settled()
+    for kinds in ([wire.Attach, wire.Release], []):
+        play.shards.asked.clear()
+        play.consuming.restarted(0, play.queue_gone)
+        assert [type(what) for _, what, _ in play.shards.asked] == kinds
+        for _, _, asked in play.shards.asked:
+            asked.set_result(wire.Done(1))
+        await play.settled()

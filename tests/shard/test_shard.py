@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any
 
@@ -308,6 +309,107 @@ def test_an_auto_delete_queue_nobody_came_back_to_goes_when_the_controller_has_l
         said = bench.turn(m.CONTROLLER)
         assert (m.AutoDeleted(2, "auto-delete") in said) is not somebody
         assert m.Attached(2) in said and (m.Done(3) if somebody else m.Done(3, closed=[2])) in said
+
+
+class Session:
+    """A session of a front door of another node."""
+
+    numbers = itertools.count(6)
+
+    def __init__(self, bench: Bench, process: int, door: int = 1) -> None:
+        self.bench, self.door = bench, door
+        self.incarnation = next(Session.numbers)
+        self.endpoint = f"session:{self.incarnation}"
+        self._say(0, m.Join(self.endpoint, process))
+        self.epoch = bench.shard.peers[door].epoch
+        bench.shard.turn_end(1000)
+
+    def _say(self, epoch: int, what: Any) -> None:
+        self.bench.shard.receive(
+            envelope.control(self.door, self.incarnation, epoch, 0, what), 1000
+        )
+
+    def tell(self, what: Any) -> list[Any]:
+        """Say something; return what is answered."""
+        self._say(self.epoch, what)
+        said = self.bench.shard.turn_end(1000)
+        return [read(joined(each.message)) for each in said if each.endpoint == self.endpoint]
+
+    def attach(self, consumer: int, **more: Any) -> list[Any]:
+        fields = {"no_ack": False, "exclusive": False, "priority": 0, "prefetch": 0} | more
+        return self.tell(m.Attach(50, 2, consumer, 9, 1, "tag", **fields))
+
+    def end(self) -> None:
+        self.bench.shard.membership.session_ended(self.endpoint, 1000)
+
+
+def with_auto_delete_queue() -> Bench:
+    bench = Bench()
+    bench.tell(m.CreateQueues(1, [AUTO]), m.CONTROLLER, 3)
+    bench.turn(m.CONTROLLER)
+    return bench
+
+
+GONE = m.AutoDeleted(2, "auto-delete")
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_an_auto_delete_queue_waits_for_a_front_door_that_was_cut_off(is_noticed: bool) -> None:
+    """The answer to an attach may have been lost by the cut, so it is asked again."""
+    bench = with_auto_delete_queue()
+    first = Session(bench, process=5)
+    first.attach(7)
+    if is_noticed:
+        first.end()
+    again = Session(bench, process=5)
+    first.end()
+    assert GONE not in bench.turn(m.CONTROLLER)
+    assert again.attach(7) == [m.Attached(50)]
+    assert again.tell(m.Release(51, [7])) == [m.Done(51, closed=[2])]
+
+
+def test_an_auto_delete_queue_goes_with_the_last_front_door_that_it_waits_for() -> None:
+    bench = with_auto_delete_queue()
+    doors = [Session(bench, process=5, door=door) for door in (1, 2, 3)]
+    for door in doors:
+        door.attach(7)
+    doors[0].end()
+    doors[1].end()
+    doors[2].tell(m.Release(51, [7]))
+    bench.tell(m.FrontDoorGone(1, 4), m.CONTROLLER, 3)  # an earlier process
+    bench.tell(m.FrontDoorGone(1, 5), m.CONTROLLER, 3)
+    assert GONE not in bench.turn(m.CONTROLLER)
+    bench.tell(m.FrontDoorGone(2, 5), m.CONTROLLER, 3)
+    assert GONE in bench.turn(m.CONTROLLER)
+    assert not bench.shard.registry.expected
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_an_auto_delete_queue_does_not_wait_for_a_front_door_that_is_gone(is_cut: bool) -> None:
+    """The controller may have said so before the session ended, or looks behind all others."""
+    bench = with_auto_delete_queue()
+    session = Session(bench, process=5)
+    session.attach(7)
+    if is_cut:
+        session.end()
+        bench.tell(visit(2, queue=2, consumer=1), m.CONTROLLER, 3)
+        bench.tell(m.Release(3, [1]), m.CONTROLLER, 3)
+    else:
+        bench.tell(m.FrontDoorGone(1, 5), m.CONTROLLER, 3)
+        session.end()
+    assert GONE in bench.turn(m.CONTROLLER)
+    assert not bench.shard.registry.expected
+
+
+def test_an_auto_delete_queue_that_is_deleted_is_waited_for_no_more() -> None:
+    bench = with_auto_delete_queue()
+    session = Session(bench, process=5)
+    session.attach(7)
+    session.end()
+    bench.tell(m.DeleteQueue(9, 2), m.CONTROLLER, 3)
+    bench.tell(m.FrontDoorGone(1, 5), m.CONTROLLER, 3)
+    assert GONE not in bench.turn(m.CONTROLLER)
+    assert not bench.shard.registry.expected
 
 
 def test_the_late_words_of_a_dead_front_door_do_not_drive_out_its_successor() -> None:

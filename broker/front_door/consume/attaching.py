@@ -26,6 +26,9 @@ class Attaching:
         self._last_number = 0
         # Consumers of auto-delete queues whose shard has not answered that they left.
         self._leaving: dict[int, Consumer] = {}
+        # By their numbers, the answer to the last Release: one before it says nothing of the
+        # present process of the shard, or of the present session.
+        self._released: dict[int, asyncio.Future[wire.Control]] = {}
 
     def next_number(self) -> int:
         self._last_number += 1
@@ -68,10 +71,14 @@ class Attaching:
         leaving = {consumer.number: consumer for consumer in consumers if consumer.auto_delete}
         if leaving:
             self._leaving |= leaving
-            future.add_done_callback(
-                lambda _: [self._leaving.pop(number, None) for number in leaving]
-            )
+            self._released |= dict.fromkeys(leaving, future)
+            future.add_done_callback(partial(self._have_left, list(leaving)))
         return future
+
+    def _have_left(self, numbers: list[int], answer: asyncio.Future[wire.Control]) -> None:
+        for number in numbers:
+            if self._released.get(number) is answer:
+                del self._leaving[number], self._released[number]
 
     def attach_again(
         self, shard: int, resumed: Callable[[int, asyncio.Future[wire.Control]], None]
