@@ -124,6 +124,16 @@ class TakesOverByTheClock(Follower):
         return self._lead(proposed.record, self.revision)
 
 
+class TrustsTheClock(Follower):
+    """Takes a record for an old one if the process that leads began earlier, by its clock."""
+
+    def recorded(self, record: Record | None, revision: int, now: float) -> Effects:
+        before, is_older = self.record, False
+        if before is not None and record is not None:
+            is_older = before.leader == record.leader and record.life < before.life
+        return [] if is_older else super().recorded(record, revision, now)
+
+
 class ToleratesGaps(Follower):
     """Answers a sync although operations before it never came."""
 
@@ -195,6 +205,7 @@ BROKEN: tuple[Any, ...] = (
     StandsByNodeName,
     TrustsItsLease,
     TakesOverByTheClock,
+    TrustsTheClock,
     ToleratesGaps,
     JoinsBehind,
     ForgetsItsProposal,

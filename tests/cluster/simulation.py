@@ -3,8 +3,9 @@
 A schedule is a random history of three nodes (sometimes two or five) and of the record outside of
 them. Messages are late, doubled, or lost with all that follows them in their session; links are cut
 both ways or one way; nodes are killed, lose their power, stop and go on, lose their disk or come
-back with an old one; disks hang; the record's store is late or away, and a compare-and-swap takes
-effect after its sender has given up; leases end at any moment. The seed says all of it.
+back with an old one; disks hang; clocks are set; the record's store is late or away, and a
+compare-and-swap takes effect after its sender has given up; leases end at any moment. The seed says
+all of it.
 
 The content of a copy is the list of the operations that made it. `World.broken` is raised when
 
@@ -43,6 +44,7 @@ ALL_OVER_S = 6.0  # when they are over
 LAST_WORD_S = 8.8  # when one more operation is written, which must be confirmed
 END_S = 10.0
 TAIL_MAX = 40
+A_DAY = 4 * 24 * 3600  # in numbers of processes, which count quarters of a second
 
 
 class Broken(Exception):
@@ -90,6 +92,8 @@ class Node:
         self.disk = Disk()
         self.old_disks: list[Disk] = []
         self.life = 0
+        self.clock = 0  # how far its clock was set, in the numbers of processes
+        self.process = 0  # the number of the present one, by that clock
         self.role: Follower | Leader | None = None
         self.is_frozen = False
         self.late: list[Callable[[], None]] = []  # what waits until it goes on
@@ -189,8 +193,9 @@ class World:
         founds = f"store-{node.name}{node.life}"
         if node.disk.held == Held() and self.record is not None:
             founds = ""  # a node that comes later waits for the record
-        node.role = self.follower(node.name, node.life, node.disk.held, self.settings, founds)
-        self.say(node.name, "starts", node.life, node.disk.held)
+        node.process = 2 * A_DAY + node.clock + node.life
+        node.role = self.follower(node.name, node.process, node.disk.held, self.settings, founds)
+        self.say(node.name, "starts", node.process, node.disk.held)
         self.read(node)
         self.tick(node)
 
@@ -254,7 +259,7 @@ class World:
         if other.role is None or other.is_frozen or ways & self.no_way:
             return
         if not isinstance(other.role, Leader):
-            if role.record is not None and other.life != role.record.life:
+            if role.record is not None and other.process != role.record.life:
                 role.leader_gone(role.record.term, self.now)  # it says so
             return
         hello = role.connected(self.now)
@@ -425,7 +430,7 @@ class World:
         self.histories[lead.record.term] = len(disk.log), list(disk.log)
         self.say(node.name, "leads", lead)
         node.role = self.leader(
-            node.name, node.life, lead.record, lead.revision, lead.base, self.settings, self.now
+            node.name, node.process, lead.record, lead.revision, lead.base, self.settings, self.now
         )
         self.append(node, is_sync=True)
 
@@ -577,6 +582,12 @@ class World:
         for each in self.nodes.values():
             self.fault_power(each)
 
+    def fault_clock(self, node: Node) -> None:
+        """Set the clock of a host, by a day at most. Its next process may have a lower number."""
+        node.clock = self.random.randint(-A_DAY, A_DAY)
+        if self.random.random() < 0.5:
+            self.fault_kill(node)
+
     def fault_stop(self, node: Node) -> None:
         if node.role is None or node.is_frozen:
             return
@@ -689,7 +700,7 @@ class World:
         possible = [proposal.record for proposal in self.in_flight]
         for record in [*possible, self.record]:
             if record is not None and not any(
-                self.holds(self.nodes[name], copy)
+                self.holds(self.nodes[name], copy) and not self.may_leave(self.nodes[name])
                 for name, copy in record.in_sync.items()
                 if name != node.name
             ):
@@ -701,9 +712,21 @@ class World:
         node.disk = lost.copied()
         self.after(0.1, 2.0, lambda: self.start(node))
 
+    def may_leave(self, node: Node) -> bool:
+        """Return whether a leader may be about to give its place to a member that it thinks well.
+
+        It leaves the set with that. If the heir has just lost its disk, nobody is left.
+        """
+        role = node.role
+        if not isinstance(role, Leader):
+            return False
+        return node.disk_hangs_until > self.now or bool(role._hands_over_to)
+
     def fault_hand_over(self, node: Node) -> None:
         if isinstance(node.role, Leader) and not node.is_frozen:
             heir = self.random.choice([name for name in self.nodes if name != node.name])
+            if not self.holds(self.nodes[heir], node.role.record.in_sync.get(heir, "")):
+                return  # it has lost its disk, and the leader may not know it yet
             self.act(node, node.role.hand_over(heir, self.now))
 
             def take_back() -> None:
