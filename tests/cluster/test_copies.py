@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import AnyChange, QueuePut, UserPut, VhostPut
+from shardmq.broker.model.changes import AnyChange, QueueDelete, QueuePut, UserPut, VhostPut
 from shardmq.cluster.leading import LeaderOfCopies
 from shardmq.cluster.replicated_files import Deposed
 from shardmq.cluster.rules import Record, Settings
@@ -19,6 +22,8 @@ from shardmq.shardd.store.files import OsFiles
 from tests.cluster.copies_world import SETTINGS, CopiesNode, CopiesWorld
 from tests.definitions.test_log import write
 from tests.support.catalogs import state
+
+HANGS_S_MAX = 60.0
 
 
 @pytest.fixture
@@ -44,6 +49,27 @@ class FullDisk(OsFiles):
         if self.is_full:
             raise OSError(errno.ENOSPC, "no room on purpose")
         super().write(handle, data, position)
+
+
+class HangingDisk(OsFiles):
+    """A disk whose syncs hang for a while."""
+
+    def __init__(self) -> None:
+        super().__init__(0o600)
+        self._answers = threading.Event()
+        self._answers.set()
+
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        self._answers.clear()
+        try:
+            yield
+        finally:
+            self._answers.set()
+
+    def sync(self, handle: int) -> None:
+        self._answers.wait(HANGS_S_MAX)
+        super().sync(handle)
 
 
 class Kept:
@@ -147,6 +173,7 @@ async def test_a_follower_that_was_cut_for_a_moment_goes_on_where_it_was(
     assert content(a) == content(b)
 
 
+@pytest.mark.row("K4")
 async def test_a_silent_follower_holds_changes_up_for_the_lag_and_comes_back(
     world: CopiesWorld, tmp_path: Path
 ) -> None:
@@ -164,6 +191,7 @@ async def test_a_silent_follower_holds_changes_up_for_the_lag_and_comes_back(
     assert content(a) == content(b)
 
 
+@pytest.mark.row("K3", "K4")
 async def test_while_the_record_is_away_nothing_is_confirmed_without_a_member(
     world: CopiesWorld, tmp_path: Path
 ) -> None:
@@ -329,6 +357,81 @@ async def test_a_follower_whose_disk_is_full_leaves_and_comes_back(
     await world.in_sync("a", "b")
     await kept.write(QueuePut("/", "r", 2, 0))
     assert content(a) == content(b)
+
+
+@pytest.mark.row("K14")
+async def test_a_leader_whose_disk_hangs_gives_its_place_to_a_member(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    """It answers all others, and its lease is kept by another process."""
+    world.settings = msgspec.structs.replace(SETTINGS, disk_stall_s=0.3)
+    disk = HangingDisk()
+    a, b = world.node("a", tmp_path / "a", disk), world.node("b", tmp_path / "b")
+    a.start()
+    kept = await Kept(await world.leader(), a).load()
+    b.start()
+    await world.in_sync("a", "b")
+    await kept.write(VhostPut("/"), QueuePut("/", "q", 1, 0))
+    with disk.hanging():
+        waiting = asyncio.create_task(kept.write(QueuePut("/", "r", 2, 0)))
+        again = await Kept(await world.leader("b"), b).load()
+        await again.write(QueuePut("/", "s", 3, 0))
+        assert {"q", "s"} <= found(b).vhosts["/"].queues.keys()
+        assert "b leads" in await world.until(lambda: a.why)
+    with pytest.raises(Deposed):
+        await waiting
+    a.start()
+    await world.in_sync("a", "b")
+    await again.write(QueuePut("/", "t", 4, 0))
+    assert content(a) == content(b)
+
+
+@pytest.mark.row("K3", "K14")
+async def test_a_follower_whose_disk_hangs_holds_changes_up_for_the_lag_only(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    world.settings = msgspec.structs.replace(SETTINGS, lag_s=0.5)
+    disk = HangingDisk()
+    a, b = world.node("a", tmp_path / "a"), world.node("b", tmp_path / "b", disk)
+    a.start()
+    leader = await world.leader()
+    kept = await Kept(leader, a).load()
+    b.start()
+    await world.in_sync("a", "b")
+    await kept.write(VhostPut("/"))
+    with disk.hanging():
+        await kept.write(QueuePut("/", "q", 1, 0))
+        assert world.store.record is not None and set(world.store.record.in_sync) == {"a"}
+        await kept.write(QueuePut("/", "r", 2, 0))
+    await world.in_sync("a", "b")
+    await kept.write(QueuePut("/", "s", 3, 0))
+    assert content(a) == content(b)
+
+
+async def test_a_queue_that_was_declared_anew_while_a_node_was_away_is_the_new_one_there(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    """Also when that node leads: it had led, and comes back at once or later."""
+    a, b, c = await begun(world, tmp_path, "abc")
+    kept = await Kept(await world.leader(), a).load()
+    old = QueuePut("/", "q", kept.definitions.new_queue_id(), 0)
+    await kept.write(VhostPut("/"), old)
+    await a.kill()
+    for node in (b, c):
+        assert node.follower is not None
+        node.follower.leader_gone(1)
+    new = await world.leader("b", "c")
+    again = await Kept(new, b if b.leader is new else c).load()
+    declared = QueuePut("/", "q", again.definitions.new_queue_id(), 0)
+    assert declared.id > old.id
+    await again.write(QueueDelete("/", "q"))
+    await again.write(declared)
+    a.start()
+    await world.in_sync("a", "b", "c")
+    new.hand_over("a")
+    once_more = await Kept(await world.leader("a"), a).load()
+    assert once_more.catalog.vhosts["/"].queues == {"q": declared}
+    assert once_more.definitions.new_queue_id() > declared.id
 
 
 async def test_a_sync_in_the_thread_of_the_copies_is_refused(

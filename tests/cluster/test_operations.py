@@ -189,6 +189,7 @@ def tree(root: Path) -> dict[str, bytes | None]:
     }
 
 
+@pytest.mark.row("K6")
 @pytest.mark.parametrize("seed", range(30))
 def test_a_comparison_while_files_change_ends_with_equal_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -236,6 +237,33 @@ def test_a_comparison_while_files_change_ends_with_equal_directories(
         directory.apply(numbered.operation)
     directory.sync_all()
     assert tree(follower) == tree(root)
+    directory.close()
+
+
+@pytest.mark.row("K6")
+def test_only_pieces_that_differ_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "PIECE_BYTES", 256)
+    disk, contents = OsFiles(), {"same": b"s" * 700, "other": b"o" * 700, "longer": b"l" * 700}
+    leader, follower = tmp_path / "leader", tmp_path / "follower"
+    for root in (leader, follower):
+        root.mkdir()
+        for name, content in contents.items():
+            (root / name).write_bytes(content)
+    (follower / "other").write_bytes(b"o" * 300 + b"x" + b"o" * 399)
+    (follower / "longer").write_bytes(b"l" * 600)
+    (leader / "new").write_bytes(b"n")
+    (follower / "old").write_bytes(b"o")
+    listed = []
+    for path in sorted(leader.iterdir()):
+        handle = disk.open(str(path), read_only=True)
+        size = disk.size(handle)
+        listed.append(FileSums(path.name, size, digests_of(disk, handle, size)))
+        disk.close(handle)
+    directory = CopiedDirectory(disk, str(follower))
+    assert directory.compare([], listed) == [("longer", [2]), ("new", [0]), ("other", [1])]
+    assert not (follower / "old").exists()
     directory.close()
 
 
