@@ -16,8 +16,9 @@ import zmq
 import zmq.asyncio
 
 from shardmq.broker.controller.config import ControllerConfig
-from shardmq.broker.controller.peers import links
+from shardmq.broker.controller.peers import links, shard_links
 from shardmq.broker.controller.peers.links import PREFIX, encode
+from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.server import Controller
 from shardmq.broker.model import passwords
 from shardmq.broker.model.catalog import Catalog
@@ -39,6 +40,7 @@ from shardmq.broker.shared.control import (
 )
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.session import SessionKeys
 from tests.support.catalogs import rebuilt
 
 EPOCH = 77
@@ -145,6 +147,41 @@ async def test_the_first_start_has_a_vhost_and_a_guest(world: World) -> None:
     assert passwords.matches(catalog.users.get("guest"), "guest")
     assert catalog.permissions.may("guest", "/", "configure", "anything")
     writer.close()
+
+
+class NoQueues:
+    """The authority of a cluster without queues."""
+
+    def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]:
+        return []
+
+    def queue_gone(self, id: int, reason: str) -> None: ...
+
+
+async def test_a_shard_that_speaks_before_it_is_learnt_of_gets_its_queues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A controller and a shard that take over on one node hear of each other in any order."""
+    key = "k" * 40
+    shards = ShardLinks(1, 5, [], SessionKeys(key, key), term=2)
+    shards.handler = NoQueues()
+    sent: list[Any] = []
+
+    def send(shard: shard_links.Shard, message: Any) -> None:
+        if shard.way is not None:
+            sent.append(message)
+
+    monkeypatch.setattr(shards, "_send", send)
+    hello = wire.Hello(1, ready=False)
+    with tempfile.TemporaryDirectory() as directory:
+        await shards.start(Path(directory))
+        for is_learnt in (False, True):
+            if is_learnt:
+                shards.learn(0, shard_links.HERE)
+                assert isinstance(sent.pop(), wire.Join)
+            shards._take(envelope.control(wire.CONTROLLER, 0, EPOCH, 0, hello))
+            assert [type(each) for each in sent] == [wire.Join, wire.Assign] * is_learnt
+        await shards.stop()
 
 
 async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_life_of_their_shard(

@@ -386,6 +386,8 @@ class ShardLinks:
         if head.kind != wire.CONTROL or head.shard >= len(self.shards):
             return
         shard, message = self.shards[head.shard], envelope.read_control(data)
+        if shard.way is None:
+            return  # not learnt of yet: the shard answers the first Join by another Hello
         if isinstance(shard.way, Dialer) and head.incarnation != shard.incarnation:
             return  # of an earlier session, or not by a session
         if isinstance(message, wire.Hello):
