@@ -59,6 +59,7 @@ def test_messages_move_within_the_broker_in_order(
     assert taken(broker, f"{name}-from", 1, 0.2) == []
 
 
+@pytest.mark.row("J5", "J6")
 def test_messages_move_to_another_broker_and_back(
     broker: RealBroker, other_broker: RealBroker, shovel_name: str
 ) -> None:
@@ -89,6 +90,7 @@ def test_messages_move_to_another_broker_and_back(
         delete_shovel(broker, back)
 
 
+@pytest.mark.row("J5")
 @pytest.mark.parametrize(("after", "moved"), [("queue-length", 50), (20, 20), (0, 0)])
 def test_a_shovel_ends_after_so_many_messages(
     broker: RealBroker, name: str, after: str | int, moved: int
@@ -134,6 +136,7 @@ def test_a_queue_whose_messages_others_take_is_counted_anew(
     wait_until(is_deleted, "it is deleted")
 
 
+@pytest.mark.row("J5", "J6")
 def test_an_exchange_is_a_source_and_keys_stay(broker: RealBroker, shovel_name: str) -> None:
     name = shovel_name
     set_shovel(
@@ -175,6 +178,7 @@ def test_connections_of_shovels_are_listed_as_those_of_the_broker_itself(
     assert call(broker, "GET", f"{path}/channels")[1][0]["user"] == "none"
 
 
+@pytest.mark.row("J5")
 def test_several_uris_are_tried_in_turn(broker: RealBroker, shovel_name: str) -> None:
     name = shovel_name
     fill(broker, f"{name}-from", [b"a"])
@@ -185,6 +189,7 @@ def test_several_uris_are_tried_in_turn(broker: RealBroker, shovel_name: str) ->
     assert taken(broker, f"{name}-to", 1)[0][1] == b"a"
 
 
+@pytest.mark.row("G2.4", "J9")
 def test_pause_resume_and_restart(broker: RealBroker, shovel_name: str) -> None:
     name = shovel_name
     set_shovel(broker, name, src_queue=f"{name}-from", dest_queue=f"{name}-to")
@@ -212,6 +217,7 @@ def test_pause_resume_and_restart(broker: RealBroker, shovel_name: str) -> None:
     wait_for_state(broker, name, "running")
 
 
+@pytest.mark.row("J8", "J9")
 @pytest.mark.parametrize(
     ("value", "error"),
     [
@@ -324,6 +330,7 @@ def test_a_message_that_the_destination_refuses_waits_and_all_others_move_once(
         assert purged == [1, 20]
 
 
+@pytest.mark.row("J9")
 def test_a_queue_is_not_moved_into_itself(broker: RealBroker, shovel_name: str) -> None:
     set_shovel(broker, shovel_name, src_queue="same", dest_queue="same")
     state = wait_for_state(broker, shovel_name, "terminated")

@@ -48,6 +48,7 @@ async def claim(etcd: Etcd, place: Place, shards: int = 2, held: tuple[int, ...]
     return await claims.shards(await claims.number(place), shards, held)
 
 
+@pytest.mark.row("K12")
 async def test_nodes_that_claim_at_once_have_nothing_in_common(etcd: Etcd, cluster: str) -> None:
     places = await asyncio.gather(
         *(claim(etcd, new_place(cluster, f"n{index}"), 3) for index in range(6))

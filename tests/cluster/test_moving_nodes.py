@@ -52,6 +52,7 @@ def refusal(cluster: RealCluster, method: str, path: str, body: Any) -> str:
     return error.value.read().decode()
 
 
+@pytest.mark.row("K9", "K13")
 def test_nodes_are_drained_evened_out_and_forgotten(cluster: RealCluster) -> None:
     names = [f"queue-{number}" for number in range(QUEUES)]
     connections = [connect(node) for node in cluster.nodes]

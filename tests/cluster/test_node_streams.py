@@ -271,6 +271,7 @@ async def test_a_relay_hands_on_bytes_in_both_directions_and_the_ends(tmp_path: 
             writer.close()
 
 
+@pytest.mark.row("K5")
 async def test_a_client_by_tcp_is_shown_to_the_leader(tmp_path: Path) -> None:
     leader = Leader(echoes=True)
     async with leader.listening() as address:

@@ -183,7 +183,7 @@ def are_near(rows: list[dict[str, Any]]) -> bool:
     return [row["node"] for row in rows] == [row["owner_node"] for row in rows]
 
 
-@pytest.mark.row("E1.11", "E1.12", "E2.5", "E2.6", "E2.17", "K11")
+@pytest.mark.row("E1.11", "E1.12", "E2.5", "E2.6", "E2.17", "K2", "K11", "P9")
 def test_a_stream_exchange_follows_the_nodes_under_load_in_order_of_keys(
     cluster: RealCluster,
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_set_that_lacks_its_leader_is_refused() -> None:
         record("b", "c")
 
 
+@pytest.mark.row("K3")
 def test_a_sync_is_confirmed_when_all_members_and_the_leader_have_done_it() -> None:
     leader = leading("a", "b")
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
@@ -105,6 +106,7 @@ def test_half_of_the_copies_are_enough_unless_a_setting_says_otherwise() -> None
     assert leader.copies_are(2, 0.8) == [Confirm(3)]
 
 
+@pytest.mark.row("K3", "K4")
 def test_a_silent_member_is_left_out_when_the_record_says_so_and_not_before() -> None:
     leader = leading("a", "b")
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
@@ -116,6 +118,7 @@ def test_a_silent_member_is_left_out_when_the_record_says_so_and_not_before() ->
     assert leader.recorded(record("a"), 11, 6.1) == [Confirm(1)]
 
 
+@pytest.mark.row("K14")
 def test_a_member_whose_disk_hangs_leaves_although_it_answers_pings() -> None:
     leader = leading("a", "b")
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
@@ -181,6 +184,7 @@ def test_a_leader_ends_when_it_hears_of_a_higher_term() -> None:
     ]
 
 
+@pytest.mark.row("K14")
 def test_a_leader_whose_disk_hangs_gives_its_place_to_a_member() -> None:
     leader = leading("a", "b")
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
@@ -324,6 +328,7 @@ def test_a_late_success_makes_a_leader_of_who_had_given_up() -> None:
     assert follower.recorded(propose.record, 11, 5.0)[-1] == Lead(propose.record, 11, None)
 
 
+@pytest.mark.row("K4")
 @pytest.mark.parametrize(
     "held",
     [Held(), Held("s", "copy-b", False), Held("s", "older-b", True), Held("t", "copy-b", True)],

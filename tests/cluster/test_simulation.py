@@ -19,6 +19,7 @@ def seeds_of(config: pytest.Config, count: int) -> range:
     return range(first, first + count)
 
 
+@pytest.mark.row("K1", "K3", "K4")
 @pytest.mark.parametrize(
     "count",
     [

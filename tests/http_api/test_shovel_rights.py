@@ -1,0 +1,73 @@
+"""Who sets a shovel of this broker needs the rights to its ends, as a client would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.http_api.conftest import Api
+
+RIGHTS = {"configure": "^mine", "write": r"^(mine.*|amq\.default|)$", "read": "^(mine|read)"}
+MINE = {"src-uri": "amqp://", "src-queue": "mine", "dest-uri": "amqp://", "dest-queue": "mine-too"}
+
+
+@pytest.fixture
+async def mover(api: Api) -> Api:
+    """Return the API for a policymaker whose queues and exchanges are called mine."""
+    user = {
+        "password": "x",
+        "tags": "policymaker",
+        "hashing_algorithm": "rabbit_password_hashing_sha256",
+    }
+    for path, body in (
+        ("users/mover", user),
+        ("permissions/%2F/mover", RIGHTS),
+        ("vhosts/closed", {}),
+    ):
+        assert (await api.call("PUT", f"/api/{path}", body))[0] == 201
+    api.login = ("mover", "x")
+    return api
+
+
+async def set_shovel(api: Api, value: dict[str, Any]) -> int:
+    given = {key: item for key, item in (MINE | value).items() if item is not None}
+    status, _ = await api.call("PUT", "/api/parameters/shovel/%2F/s", {"value": given})
+    return status
+
+
+@pytest.mark.row("I16")
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"src-queue": "read", "src-predeclared": True},
+        {"src-queue": None, "src-exchange": "read"},
+        {"dest-queue": None, "dest-exchange": "mine"},
+        {"src-uri": "amqp://user:password@elsewhere", "src-queue": "other"},
+        {"dest-uri": "https://elsewhere/path", "dest-queue": None},
+    ],
+)
+async def test_a_shovel_may_do_what_its_user_may(mover: Api, value: dict[str, Any]) -> None:
+    assert await set_shovel(mover, value) == 201
+
+
+@pytest.mark.row("I16")
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"src-queue": "other"},
+        {"src-queue": "read"},  # would be declared
+        {"src-queue": None, "src-exchange": "other"},
+        {"dest-queue": "other"},
+        {"dest-queue": None, "dest-exchange": "other"},
+        {"dest-queue": None},  # any exchange
+        {"src-uri": "amqp:///closed"},
+        {"dest-uri": ["amqp://", "amqp:///closed"]},
+        {"dest-uri": "amqp://guest@"},
+    ],
+)
+async def test_a_shovel_may_not_do_what_its_user_may_not(mover: Api, value: dict[str, Any]) -> None:
+    assert await set_shovel(mover, value) == 401
+    mover.login = ("guest", "guest")
+    assert (await mover.call("GET", "/api/parameters/shovel/%2F/s"))[0] == 404
