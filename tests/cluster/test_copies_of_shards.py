@@ -177,6 +177,7 @@ def wait_for_others(cluster: RealCluster, lost: RealBroker) -> None:
     )
 
 
+@pytest.mark.row("K1", "K4", "P3")
 def test_nodes_are_killed_one_after_the_other_and_nothing_confirmed_is_lost(
     cluster: RealCluster, name: str
 ) -> None:
@@ -229,7 +230,10 @@ def test_a_node_that_stops_in_order_hands_its_shards_over(cluster: RealCluster, 
 def test_acks_offsets_delays_and_sequences_are_on_the_copies(
     cluster: RealCluster, name: str
 ) -> None:
-    """Whatever a shard keeps is there at the node that leads next, not only messages."""
+    """Whatever a shard keeps is there at the node that leads next, not only messages.
+
+    Consumers at other nodes go on under their tags.
+    """
     lost = cluster.named(cluster.copies()[0].leader)
     rest = cluster.others(lost)
     with connect(rest[0]) as client:
@@ -237,6 +241,7 @@ def test_acks_offsets_delays_and_sequences_are_on_the_copies(
         channel.confirm_delivery()
         for index in range(OBJECTS):
             acked, stream, delayed = (f"{name}-{kind}-{index}" for kind in ("a", "s", "d"))
+            channel.queue_declare(f"{name}-c-{index}", durable=True)
             channel.queue_declare(acked, durable=True)
             channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
             channel.queue_declare(delayed, durable=True)
@@ -258,11 +263,34 @@ def test_acks_offsets_delays_and_sequences_are_on_the_copies(
             assert read(client, stream, 4, "reader") == [1, 2, 3, 4]
         rows = api(rest[0], "queues")
     on_lost = {row["name"] for row in rows if row["node"] == f"shardmq@{lost.data_dir.name}"}
-    for kind in ("a", "s"):
+    for kind in ("a", "s", "c"):
         assert any(f"{name}-{kind}-{index}" in on_lost for index in range(OBJECTS))
-    time.sleep(POSITIONS_LAST_S)
-    lost.kill_all()
-    wait_for_others(cluster, lost)
+    consumed = next(queue for queue in on_lost if queue.startswith(f"{name}-c-"))
+    with connect(rest[0]) as client, connect(rest[1]) as publishing:
+        channel = publishing.channel()
+        channel.confirm_delivery()
+        got: list[tuple[str, int, bool]] = []
+
+        def take(_: object, method: pika.spec.Basic.Deliver, __: object, body: bytes) -> None:
+            got.append((method.consumer_tag, int(body), method.redelivered))
+
+        def wait_for(number: int) -> None:
+            wait_until(
+                lambda: client.process_data_events(0.05) or bool(got and got[-1][1] == number),
+                f"message {number}",
+            )
+
+        tag = client.channel().basic_consume(consumed, take)
+        for number in (1, 2):
+            channel.basic_publish("", consumed, b"%d" % number, PERSISTENT)
+        wait_for(2)
+        time.sleep(POSITIONS_LAST_S)
+        lost.kill_all()
+        wait_for_others(cluster, lost)
+        publish_at_last(channel, consumed, b"3", PERSISTENT)
+        wait_for(3)  # it may come twice, if the first try was nacked
+        again = [(tag, 1, True), (tag, 2, True)]
+        assert got[:5] == [(tag, 1, False), (tag, 2, False), *again, (tag, 3, False)]
     with connect(rest[1]) as client:
         channel = client.channel()
         channel.confirm_delivery()
@@ -380,6 +408,7 @@ def test_an_operator_lets_a_copy_lead_when_the_last_node_in_sync_has_lost_its_di
     assert any("lets" in node.log_path.read_text() for node in cluster.nodes)
 
 
+@pytest.mark.row("K3")
 @pytest.mark.parametrize("confirms_alone", [False, True])
 def test_a_confirm_says_that_a_follower_has_the_message(
     own: RealEtcd, tmp_path: Path, *, confirms_alone: bool

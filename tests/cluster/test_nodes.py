@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from base64 import b64decode
 from collections.abc import Iterator
@@ -33,6 +35,8 @@ pytestmark = pytest.mark.broker
 QUEUES = 9
 MESSAGES = 20
 WINDOWS, WINDOW_BYTES = 4, 1 << 20
+# Behind this a lease of 2 s that nobody renews has surely ended.
+LAPSED_S = 3.0
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
@@ -73,6 +77,7 @@ def drain(node: RealBroker, queue: str) -> list[int]:
     return got
 
 
+@pytest.mark.row("K5", "P3")
 def test_queues_are_used_at_all_nodes_and_lie_on_all(cluster: RealCluster, name: str) -> None:
     fill(cluster, name)
     rows = api(cluster.nodes[2], "queues")
@@ -81,6 +86,7 @@ def test_queues_are_used_at_all_nodes_and_lie_on_all(cluster: RealCluster, name:
         assert drain(cluster.nodes[(index + 1) % 3], queue) == list(range(MESSAGES))
 
 
+@pytest.mark.row("K12")
 def test_all_nodes_answer_the_api_alike(cluster: RealCluster) -> None:
     answers = [api(node, "nodes") for node in cluster.nodes]
     assert [[row["name"] for row in rows] for rows in answers] == [
@@ -183,6 +189,7 @@ def check_that_nobody_waits_for(node: RealBroker, queue: str, home: str, other: 
             publisher.basic_publish("", queue, b"", PERSISTENT)
 
 
+@pytest.mark.row("P3")
 def test_the_node_that_leads_dies_and_another_one_takes_over(
     cluster: RealCluster, name: str
 ) -> None:
@@ -229,6 +236,32 @@ def test_without_etcd_all_goes_on_and_nodes_come_back_when_it_does(
     cluster.etcd.only.start()
     wait_for_nodes(cluster.nodes[0], 3)
     wait_until(lambda: not silent_nodes(cluster.nodes[1]), "the alarms to end")
+
+
+def test_a_node_lives_for_the_others_whatever_its_processes_do(cluster: RealCluster) -> None:
+    """A shard that recovers for long, or a process that waits for others, ends no lease."""
+    node = cluster.others(cluster.leader())[0]
+    pids = [child["pid"] for child in node.status()["children"] if child["pid"]]
+    before = sign_of_life(cluster, node)
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(LAPSED_S)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert sign_of_life(cluster, node) == before
+    wait_for_nodes(cluster.leader(), 3)
+
+
+def sign_of_life(cluster: RealCluster, node: RealBroker) -> tuple[int, int]:
+    """Return the lease of a node, and the revision in which its key was made."""
+    prefix = f"/shardmq/{NAME}/nodes/"
+    end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+    for pair in cluster.etcd.ask("kv/range", key=prefix.encode(), range_end=end.encode())["kvs"]:
+        if json.loads(b64decode(pair["value"]))["name"] == f"shardmq@{node.data_dir.name}":
+            return int(pair["lease"]), int(pair["create_revision"])
+    raise AssertionError("the node has no key")
 
 
 def silent_nodes(node: RealBroker) -> set[str]:
