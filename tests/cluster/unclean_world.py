@@ -1,7 +1,8 @@
 """Schedules in which all in-sync members lose their disks, and an operator elects another copy.
 
-What was confirmed and is not on this copy is given up with the election. Everything else holds as
-in all schedules: one leader, each copy a first part of its leader's, nothing more is lost.
+What was confirmed and is not on this copy is given up with the election, also if its leader stood
+still and confirms it later. Everything else holds as in all schedules: one leader, each copy a
+first part of its leader's, nothing more is lost.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from functools import partial
 
 from shardmq.cluster import unclean
-from shardmq.cluster.rules import Follower, Record
-from tests.cluster.simulation import Disk, World
+from shardmq.cluster.rules import Follower, Leader, Record
+from tests.cluster.simulation import Disk, Node, World
 
 OPERATOR_S = 0.3  # between two looks of the operator
 
@@ -21,6 +22,7 @@ class UncleanWorld(World):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.elected = 0
+        self.elected_term = 0
 
     def run(self) -> None:
         self.at(0.8 + self.random.random(), self.cut_one_off)
@@ -119,7 +121,16 @@ class UncleanWorld(World):
         )
         del self.confirmed[kept:]
         self.elected += 1
+        self.elected_term = chosen.term
         self.put(chosen)
+
+    def check_confirm(self, node: Node, number: int) -> None:
+        """Check a confirm, unless a leader from before the election goes on after a stop.
+
+        All its members have answered it, and have lost their disks since: that is given up.
+        """
+        if not isinstance(node.role, Leader) or node.role.term >= self.elected_term:
+            super().check_confirm(node, number)
 
     def judge_end(self) -> None:
         """Judge, unless the last whole copy was being compared when its leader died."""
