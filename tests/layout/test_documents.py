@@ -1,7 +1,9 @@
-"""Documents keep to 100 columns, and the files and links that they name are there."""
+"""Documents keep to 100 columns, and the files, tests and links that they name are there."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
 from pathlib import Path
 
@@ -54,6 +56,52 @@ def test_files_in_backticks_are_there(document: str) -> None:
     assert [
         name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)
     ] == []
+
+
+# A function or class in backticks, as `test_documents.py::test_prose_keeps_to_its_columns`. The
+# file is named from the folder of the document, or from the root.
+DEFINED = re.compile(r"`([\w./-]+\.py)::(\w+)`")
+
+
+@functools.cache
+def defined_in(path: Path) -> set[str]:
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
+
+
+def not_defined(text: str, folder: Path) -> list[str]:
+    """Return what a document in a folder names that is not there."""
+    missing = []
+    for file, name in DEFINED.findall(text):
+        path = next((above / file for above in (folder, ROOT) if (above / file).is_file()), None)
+        if path is None or name not in defined_in(path):
+            missing.append(f"{file}::{name}")
+    return missing
+
+
+@pytest.mark.parametrize("document", sorted(set(DOCUMENTS) - {"CHANGELOG.md"}))
+def test_functions_in_backticks_are_there(document: str) -> None:
+    path = ROOT / document
+    assert not_defined(path.read_text(), path.parent) == []
+
+
+def test_a_function_that_is_not_there_is_noticed() -> None:
+    here, own = Path(__file__).parent, "test_a_function_that_is_not_there_is_noticed"
+    text = f"`test_documents.py::{own}`, `tests/layout/test_documents.py::{own}`"
+    assert not_defined(text, here) == []
+    for wrong in ("test_documents.py::test_a", f"test_none.py::{own}"):
+        assert not_defined(f"{text} `{wrong}`", here) == [wrong]
+
+
+@pytest.mark.parametrize(
+    ("title", "rows"), [("What went wrong for others", 11), ("What fails, and what is seen", 7)]
+)
+def test_each_fault_of_a_cluster_has_a_test(title: str, rows: int) -> None:
+    text = (ROOT / "tests" / "cluster" / "README.md").read_text()
+    section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    found = [line for line in section.splitlines() if line.startswith("|")][2:]
+    assert len(found) == rows
+    assert [row for row in found if not DEFINED.search(row.split(" | ")[-1])] == []
 
 
 def test_the_table_of_tests_names_each_folder_of_tests() -> None:

@@ -17,6 +17,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -238,7 +239,8 @@ class Tuner(Worker):
         super().__init__(name, nodes[0].at, ledger, seed)
         self._nodes = nodes
         self.value = 0
-        self._doubtful = False  # the last value was not answered
+        self._answered = 0  # the last value that was; those behind it are set or not
+        self._told: deque[str] = deque(maxlen=8)  # what became of the last ones
 
     def session(self) -> None:
         if self.paused:
@@ -248,19 +250,25 @@ class Tuner(Worker):
         self.value += 1
         path = f"global-parameters/{self.name}"
         body = json.dumps({"name": self.name, "value": self.value}).encode()
-        self._doubtful = True
-        ask(self.random.choice(list(self._nodes)), path, body)
-        self._doubtful = False
+        node = self.random.choice(list(self._nodes))
+        asked = f"{time.strftime('%H:%M:%S')} {self.value} at {node.data_dir.name}"
+        try:
+            ask(node, path, body)
+        except Lost as lost:
+            self._told.append(f"{asked}: {lost}")
+            raise
+        self._told.append(f"{asked}: answered {time.strftime('%H:%M:%S')}")
+        self._answered = self.value
         time.sleep(self.random.uniform(0, CHANGE_PAUSE_S))
 
     def check(self, node: RealBroker) -> None:
         """Check the value at a node when all is still."""
-        if self.value == 0:
+        if self._answered == 0:
             return
         found = ask(node, f"global-parameters/{self.name}")["value"]
-        # A change that was not answered is done or not.
-        least = self.value - self._doubtful
-        assert least <= found <= self.value, f"{self.name}: {found}, and {least} was answered"
+        told = "\n".join(self._told)
+        who = f"{self.name} at {node.data_dir.name}"
+        assert self._answered <= found <= self.value, f"{who}: {found}\n{told}"
 
 
 def ask(node: RealBroker, path: str, body: bytes | None = None) -> Any:

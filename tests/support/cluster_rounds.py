@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -64,6 +64,8 @@ KINDS: Final = {
 }  # fmt: skip
 NEEDS_NETWORK: Final = {"cut nodes", "cut one way", "cut etcd", "isolate", "slow"}
 PROCESSES: Final = ("controller", "shard", "front-door")
+LASTS_S: Final = (0.5, 2.0, 5.0, 8.0, 12.0, 20.0)
+BETWEEN_S: Final = (0.3, 0.6, 1.0, 2.0, 4.0)
 
 
 class Cluster:
@@ -81,8 +83,22 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def started(directory: Path, harms_network: bool = True) -> Iterator[Cluster]:
-    """Start three nodes of one shard each, in namespaces if that is possible here."""
+def started(
+    directory: Path,
+    harms_network: bool = True,
+    fills_disk: bool = True,
+    replicas: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Cluster]:
+    """Start three nodes of one shard each, in namespaces if that is possible here.
+
+    Args:
+        directory: Has the data directories.
+        harms_network: Whether the nodes are to be in namespaces.
+        fills_disk: Whether the node FULL is to have a small disk.
+        replicas: On how many nodes the messages of a shard are.
+        environment: Variables that each node has besides.
+    """
     hosts = [*(node_name(index) for index in range(NODES)), ETCD]
     why = why_impossible() if harms_network else "not asked for"
     settings = directory / "broker.toml"
@@ -94,36 +110,54 @@ def started(directory: Path, harms_network: bool = True) -> Iterator[Cluster]:
             network = Loopback(hosts, why)
         else:
             network = stack.enter_context(Namespaces(hosts))
-        disk = stack.enter_context(small_disk(directory / FULL, mib=DISK_MIB))
+        disk = directory / FULL
+        if fills_disk:
+            stack.enter_context(small_disk(disk, mib=DISK_MIB))
         (directory / ETCD).mkdir()
         etcd = stack.enter_context(
             RealEtcd(directory / ETCD, host=network.address(ETCD), prefix=network.command(ETCD))
         )
         nodes = stack.enter_context(
-            RealCluster(directory, etcd, NODES, network=network, more=("--config", str(settings)))
+            RealCluster(
+                directory,
+                etcd,
+                NODES,
+                replicas=replicas,
+                together=replicas > 1,
+                environment=environment,
+                network=network,
+                more=("--config", str(settings)),
+            )
         )
         wait_for_nodes(nodes.nodes[0], NODES)
+        if replicas > 1:
+            nodes.wait_for_copies()
         yield Cluster(nodes, etcd, network, disk)
-        for node in nodes.nodes:
-            node.stop()
+        # Where one is away, the last syncs of others would wait for it.
+        if all(node.process.poll() is None for node in nodes.nodes):
+            for node in nodes.nodes:
+                node.stop()
 
 
-def number_of(node: RealBroker, kind: str) -> int:
-    """Return the number of the only process of its kind; shards have numbers of the cluster."""
-    (number,) = {int(each["index"]) for each in node.status()["children"] if each["kind"] == kind}
-    return number
+def numbers_of(node: RealBroker, kind: str) -> list[int]:
+    """Return the numbers of the processes of a kind; shards have numbers of the cluster."""
+    return sorted(
+        {int(each["index"]) for each in node.status()["children"] if each["kind"] == kind}
+    )
 
 
 class Load:
     """All clients, and the queues they use."""
 
-    def __init__(self, cluster: Cluster, ledger: Ledger, seed: str, quiet_s: float) -> None:
+    def __init__(
+        self, cluster: Cluster, ledger: Ledger, seed: str, quiet_s: float, has_copies: bool
+    ) -> None:
         self.cluster, self.ledger, self.quiet_s = cluster, ledger, quiet_s
         nodes = cluster.nodes
         queues = queue_names(NODES)
         self.queues = (*queues, SHARED, DYING, DEAD)
         declare_all(nodes[0], queues)
-        ats = tuple(node.at for node in nodes)
+        everywhere = ats = tuple(node.at for node in nodes)
         a, b, c = ((at, ledger, seed) for at in ats)
         publishers: list[Worker] = [
             Publisher("p-fanout", *a, FANOUT, "", (*queues, SHARED), window_max=50, rest_s=REST_S),
@@ -131,6 +165,14 @@ class Load:
             Publisher("p-stream", *c, "", STREAM, (STREAM,), window_max=50, rest_s=REST_S),
             Publisher("p-dying", *b, "", DYING, (DEAD,), window_max=50, rest_s=REST_S),
         ]
+        if has_copies:  # at the leaders of their queues, which might confirm alone
+            led = [each.leader for _, each in sorted(cluster.cluster.copies().items())]
+            ats = tuple(cluster.cluster.named(leader).at for leader in led)
+            publishers += [
+                Publisher(f"p-{queue}", at, ledger, seed, "", queue, (queue,), window_max=50,
+                          rest_s=REST_S)
+                for at, queue in zip(ats, queues, strict=True)
+            ]  # fmt: skip
         self.consumers: list[Consumer] = [
             Consumer("c-0", *b, queues[0]),
             Consumer("c-1", *b, queues[1]),
@@ -144,12 +186,12 @@ class Load:
         ]
         ledger.may_fall(SHARED)
         ledger.may_repeat(DEAD)
-        self.definers = [Definer(f"d-{at}", ats, ledger, seed) for at in range(2)]
+        self.definers = [Definer(f"d-{at}", everywhere, ledger, seed) for at in range(2)]
         self.tuner = Tuner("tuner", nodes, ledger, seed)
         self.pausing: list[Worker] = [*publishers, *self.definers, self.tuner]
         self.workers: list[Worker] = [*self.consumers, *self.pausing]
         for worker in self.workers:
-            worker.elsewhere = ats
+            worker.elsewhere = everywhere
             worker.start()
 
     def rest(self, lives: list[RealBroker]) -> None:
@@ -238,6 +280,9 @@ class ClusterRounds:
         quiet_s: What has not come for so long never comes.
         has_copies: Whether messages have copies on other nodes. Then all that was confirmed is
             delivered while a node is away, too.
+        plan: The kinds of the first rounds.
+        lasts_s: How long a fault lasts at most, one of these.
+        between_s: How long it is until the next one at most, one of these.
     """
 
     def __init__(
@@ -247,8 +292,12 @@ class ClusterRounds:
         kinds: dict[str, int] | None = None,
         quiet_s: float = QUIET_S,
         has_copies: bool = False,
+        plan: Sequence[str] = (),
+        lasts_s: Sequence[float] = LASTS_S,
+        between_s: Sequence[float] = BETWEEN_S,
     ) -> None:
         self.cluster, self.seed, self.has_copies = cluster, seed, has_copies
+        self.plan, self.lasts_s, self.between_s = plan, lasts_s, between_s
         self.random = random.Random(seed)
         known = KINDS if kinds is None else kinds
         if cluster.network.why_whole:
@@ -256,21 +305,23 @@ class ClusterRounds:
         self.kinds = known
         self.ledger = Ledger()
         self.done: list[str] = []
-        self.load = Load(cluster, self.ledger, str(seed), quiet_s)
+        self.load = Load(cluster, self.ledger, str(seed), quiet_s, has_copies)
 
     def run(self, rounds: int, rest_each: int = REST_EACH) -> dict[str, int]:
         """Run the rounds; return the counts of the ledger.
+
+        With copies, one node is away when that is over.
 
         An AssertionError has all that explains it.
         """
         try:
             for number in range(1, rounds + 1):
-                self._wait(self.random.choice([0.3, 0.6, 1.0, 2.0, 4.0]))
+                self._wait(self.random.choice(self.between_s))
                 (kind,) = self.random.choices(list(self.kinds), self.kinds.values())
-                self._harm(kind)
+                self._harm(self.plan[number - 1] if number <= len(self.plan) else kind)
                 self.ledger.check()
                 if number % rest_each == 0 or number == rounds:
-                    self._rest()
+                    self._rest(is_last=number == rounds)
             changes = sum(definer.changes for definer in self.load.definers)
             return {**self.ledger.counts(), "changes": changes, "values": self.load.tuner.value}
         except AssertionError as error:
@@ -280,7 +331,7 @@ class ClusterRounds:
         finally:
             self.load.stop()
 
-    def _rest(self) -> None:
+    def _rest(self, is_last: bool) -> None:
         nodes = list(self.cluster.nodes)
         if not self.has_copies:
             self.load.rest(nodes)
@@ -289,7 +340,8 @@ class ClusterRounds:
         self._say(f"rest without {lost.data_dir.name}")
         self._kill_node(lost)
         self.load.rest(self.cluster.cluster.others(lost))
-        self._restart(lost)
+        if not is_last:
+            self._restart(lost)
 
     def _wait(self, seconds: float) -> None:
         time.sleep(seconds * self.random.uniform(0.5, 1.0))
@@ -303,7 +355,7 @@ class ClusterRounds:
     def _harm(self, kind: str) -> None:
         node, other = self.random.sample(self.cluster.nodes, 2)
         process = self.random.choice(PROCESSES)
-        lasts_s = self.random.choice([0.5, 2.0, 5.0, 8.0, 12.0, 20.0]) * self.random.uniform(0.7, 1)
+        lasts_s = self.random.choice(self.lasts_s) * self.random.uniform(0.7, 1)
         name, at_other = node.data_dir.name, other.data_dir.name
         match kind:
             case "kill process":
@@ -317,7 +369,7 @@ class ClusterRounds:
                 self._restart(node)
             case "stop process":
                 self._say(f"stop {process} of {name} for {lasts_s:.1f} s")
-                self._stop([node.pid(process, number_of(node, process))], lasts_s)
+                self._stop([node.pid(process, self._number_of(node, process))], lasts_s)
             case "stop node":
                 self._say(f"stop {name} for {lasts_s:.1f} s")
                 pids = [int(child["pid"]) for child in node.status()["children"]]
@@ -362,8 +414,13 @@ class ClusterRounds:
         finally:
             self.ledger.unrest_ends(time.monotonic() + SETTLING_S)
 
+    def _number_of(self, node: RealBroker, kind: str) -> int:
+        """Return the number of a process of a kind; a node with copies has several shards."""
+        numbers = numbers_of(node, kind)
+        return numbers[0] if len(numbers) == 1 else self.random.choice(numbers)
+
     def _kill_process(self, node: RealBroker, kind: str) -> None:
-        number = number_of(node, kind)
+        number = self._number_of(node, kind)
         pid = node.pid(kind, number)
         with self._unrest():
             self.ledger.was_killed(time.monotonic(), shards=kind == "shard")

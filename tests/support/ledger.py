@@ -331,9 +331,13 @@ class Ledger:
             if any(death.explains(key, number, settled) for death in self._deaths_in_moves[queue]):
                 return
             age = now - settled
+            unrest = "".join(
+                f"; unrest from {now - began:.3f} to {now - ended:.3f} s before"
+                for began, ended in self._unrest[-3:]
+            )
             self._complain(
-                f"{queue}: {key}:{number} came again {age:.1f} s after it was acknowledged, "
-                "nothing was killed"
+                f"{queue}: {key}:{number} came again {age:.3f} s after it was acknowledged, "
+                f"nothing was killed; handed out {now - first:.3f} s before{unrest}"
             )
 
     def _is_unrest(self, first: float, last: float) -> bool:

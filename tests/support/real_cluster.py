@@ -9,6 +9,7 @@ import json
 import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -71,6 +72,7 @@ class RealCluster:
         environment: Variables that each node has besides.
         network: The hosts of the nodes, by their names.
         more: Flags that each node has besides.
+        together: Start all nodes but the first one at once. Who has which shards is then unknown.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class RealCluster:
         environment: Mapping[str, str] | None = None,
         network: Network | None = None,
         more: tuple[str, ...] = (),
+        together: bool = False,
     ) -> None:
+        self._together = together
         self._directory = directory
         self.etcd = etcd
         self._shards = shards
@@ -101,8 +105,10 @@ class RealCluster:
 
     def __enter__(self) -> RealCluster:
         try:
-            for index in range(self._count):
-                self.nodes.append(self.new_node(node_name(index)))
+            self._start(0)
+            with ThreadPoolExecutor(self._count if self._together else 1) as starting:
+                list(starting.map(self._start, range(1, self._count)))
+            self.nodes.sort(key=lambda node: node.data_dir.name)
         except BaseException:
             self.clean_up()
             raise
@@ -115,6 +121,9 @@ class RealCluster:
         trace: TracebackType | None,
     ) -> None:
         self.clean_up()
+
+    def _start(self, index: int) -> None:
+        self.nodes.append(self.new_node(node_name(index)))
 
     def new_node(self, name: str) -> RealBroker:
         """Start a node with a data directory of its name."""
