@@ -409,6 +409,9 @@ class ClusterRounds:
     @contextlib.contextmanager
     def _unrest(self) -> Iterator[None]:
         self.ledger.unrest_begins(time.monotonic())
+        if self.has_copies:
+            # Another node may lead a shard soon, without the acks of the last second.
+            self.ledger.was_killed(time.monotonic(), shards=True)
         try:
             yield
         finally:
