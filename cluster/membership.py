@@ -49,6 +49,7 @@ from shardmq.cluster.rules import Record, RecordError
 FILE_NAME: Final = "cluster.json"
 IDENTITY_BYTES: Final = 16
 UNCLAIMED: Final = -1
+COMPARES_MAX: Final = 128  # of one transaction, as etcd has it by default (--max-txn-ops)
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +271,8 @@ class Claims:
         Its shards get new homes, or are lost with their claims. The node may not come back.
 
         lost: the shards that may be lost. Raises NoPlace if others would be lost by now, if the
-            node lives, or if it alone has all of a shard of another node. Raises BadRecord.
+            node lives, if it alone has all of a shard of another node, or if a node that this
+            relies on was forgotten meanwhile. Raises BadRecord.
         """
         keys = self._keys
         members = {number_in(pair.key): pair for pair in (await self._range(self._members))}
@@ -283,24 +285,32 @@ class Claims:
         claims = {shard: decoded(pair.key, pair.value, Copies) for shard, pair in claimed.items()}
         records = {shard: _record_of(pair) for shard, pair in recorded.items()}
         found = inheritance(number, claims, records, names, alive)
-        if lost is None:
-            return found
-        member = member_of(members[number].key, members[number].value)
-        burnt = [shard for shard in found.lost if shard in records]
-        forgotten = Forgotten(member.name, member.identity, burnt)
         compares = [
             Compare(keys.node(number), create_revision=0),
             Compare(members[number].key, mod_revision=members[number].mod_revision),
         ]
-        then: list[Operation] = [
-            Delete(members[number].key),
-            Put(forgotten_key(keys, number), msgspec.json.encode(forgotten)),
+        # Else two nodes that are forgotten at once would each be the one that the other leaves
+        # its shards to.
+        compares += [
+            Compare(members[each].key, mod_revision=members[each].mod_revision)
+            for each in sorted(relied_on(number, claims, records, names, found))
         ]
         for shard in (*found.lost, *found.homes):
             compares.append(Compare(keys.shard(shard), mod_revision=claimed[shard].mod_revision))
             record = recorded.get(shard)
             revision = 0 if record is None else record.mod_revision
             compares.append(Compare(keys.copies_of(shard), mod_revision=revision))
+        if len(compares) > COMPARES_MAX:
+            raise NoPlace(f"it takes {len(compares)} compares in etcd, the most is {COMPARES_MAX}")
+        if lost is None:
+            return found
+        member = member_of(members[number].key, members[number].value)
+        burnt = [shard for shard in found.lost if shard in records]
+        forgotten = Forgotten(member.name, member.identity, burnt)
+        then: list[Operation] = [
+            Delete(members[number].key),
+            Put(forgotten_key(keys, number), msgspec.json.encode(forgotten)),
+        ]
         for shard in found.lost:
             then += [Delete(keys.shard(shard)), Delete(keys.copies_of(shard))]
         for shard, home in found.homes.items():
@@ -366,10 +376,9 @@ def inheritance(
     found = Inheritance([], {})
     for shard, claim in sorted(claims.items()):
         record = records.get(shard)
-        in_sync = {} if record is None else record.in_sync
-        heirs = [each for each in claim.members if each != node and names.get(each) in in_sync]
+        heirs = _heirs(node, claim, record, names)
         if claim.leader != node:
-            if names[node] in in_sync and not heirs:
+            if _has_all(node, record, names) and not heirs:
                 home = names.get(claim.leader, claim.leader)
                 raise NoPlace(f"it alone has all of shard {shard}, whose home is '{home}'")
         elif not heirs:
@@ -380,6 +389,36 @@ def inheritance(
                 heirs, key=lambda each: (names[each] != leader, each not in alive, each)
             )
     return found
+
+
+def relied_on(
+    node: int,
+    claims: Mapping[int, Copies],
+    records: Mapping[int, Record],
+    names: Mapping[int, str],
+    found: Inheritance,
+) -> set[int]:
+    """Return the nodes that must stay in the cluster when a node is forgotten.
+
+    These are the new homes, and the others that have all of a shard of which this node has all.
+    """
+    others = {
+        heir
+        for shard, claim in claims.items()
+        if claim.leader != node and _has_all(node, records.get(shard), names)
+        for heir in _heirs(node, claim, records.get(shard), names)
+    }
+    return others | set(found.homes.values())
+
+
+def _has_all(node: int, record: Record | None, names: Mapping[int, str]) -> bool:
+    return record is not None and names[node] in record.in_sync
+
+
+def _heirs(node: int, claim: Copies, record: Record | None, names: Mapping[int, str]) -> list[int]:
+    """Return the members other than a node that have all of a shard."""
+    in_sync = {} if record is None else record.in_sync
+    return [each for each in claim.members if each != node and names.get(each) in in_sync]
 
 
 def _is_made_by(node: int, claim: Copies) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,20 @@ from shardmq.cluster.membership import (
     inheritance,
     members_key,
     read_place,
+    relied_on,
     write_place,
 )
-from shardmq.cluster.pairs import Changes, Delete, Deleted, Listing, Outcome, Pair, Put
+from shardmq.cluster.pairs import (
+    Changes,
+    Compare,
+    Delete,
+    Deleted,
+    Listing,
+    Operation,
+    Outcome,
+    Pair,
+    Put,
+)
 from shardmq.cluster.records import SHARDS_MAX, BadRecord, Copies, KeyNames, decoded, encoded
 from shardmq.cluster.rules import Record
 
@@ -170,6 +182,47 @@ async def test_shards_that_others_have_are_at_home_there_when_their_home_is_forg
     assert await claims.forget(third.number) == ([0, 5], {2: 1})
 
 
+class Memory:
+    """An etcd in memory. `before` is done once, before the next transaction."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[str, Pair] = {}
+        self.revision = 1
+        self.before: Callable[[], Awaitable[Any]] | None = None
+
+    def put(self, key: str, value: bytes) -> None:
+        self.revision += 1
+        self.pairs[key] = Pair(key, value, self.revision, self.revision)
+
+    async def range(self, prefix: str) -> Listing:
+        found = tuple(pair for key, pair in sorted(self.pairs.items()) if key.startswith(prefix))
+        return Listing(found, self.revision)
+
+    async def transact(
+        self,
+        compares: Iterable[Compare],
+        then: Iterable[Operation],
+        otherwise: Iterable[Operation] = (),
+    ) -> Outcome:
+        before, self.before = self.before, None
+        if before is not None:
+            await before()
+        if not all(self._holds(each) for each in compares):
+            return Outcome(False, self.revision, ())
+        for operation in then:
+            if isinstance(operation, Put):
+                self.put(operation.key, operation.value)
+            else:
+                self.pairs.pop(operation.key, None)
+        return Outcome(True, self.revision, ())
+
+    def _holds(self, compare: Compare) -> bool:
+        pair = self.pairs.get(compare.key)
+        if compare.create_revision is not None:
+            return (pair is None) == (compare.create_revision == 0)
+        return (0 if pair is None else pair.mod_revision) == compare.mod_revision
+
+
 class Overtaken:
     """An etcd in which a key changes before each transaction."""
 
@@ -199,6 +252,51 @@ async def test_a_node_is_not_forgotten_by_what_is_old_already(etcd: Etcd, cluste
             await overtaken.forget(gone.number, gone.shards)
         await etcd.transact([], [Delete(keys.node(gone.number))])
     assert await etcd.get(keys.shard(1)) is not None
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_nodes_that_are_forgotten_at_once_one_keeps_the_shard(first: int) -> None:
+    """The other one reads what there is before the first is forgotten, and asks behind it."""
+    store = Memory()
+    for node in range(3):
+        member = msgspec.json.encode(Member(f"n{node}", f"identity {node}"))
+        store.put(f"{members_key(KEYS)}{node}", member)
+    store.put(KEYS.shard(0), encoded(claim_of(0, 1)))
+    record = Record(3, "n0", 1, "s", {"n0": "copy", "n1": "copy"})
+    store.put(KEYS.copies_of(0), msgspec.json.encode(record))
+
+    async def both() -> None:
+        other = Claims(store, "tea")
+        store.before = lambda: Claims(store, "tea").forget(first, [])
+        with pytest.raises(NoPlace, match="have just changed"):
+            await other.forget(1 - first, [])
+
+    asyncio.run(both())
+    assert f"{members_key(KEYS)}{1 - first}" in store.pairs
+    assert decoded("", store.pairs[KEYS.shard(0)].value, Copies).leader == 1 - first
+
+
+def test_the_new_homes_and_the_others_that_have_all_must_stay() -> None:
+    names = {node: f"n{node}" for node in range(6)}
+    claims = {0: claim_of(0, 1, 2), 1: claim_of(3, 0, 4), 2: claim_of(5, 0), 3: claim_of(0)}
+    records = {
+        0: Record(3, "n1", 1, "s", dict.fromkeys(("n1", "n2"), "copy")),
+        1: Record(3, "n3", 1, "s", dict.fromkeys(("n0", "n3", "n4"), "copy")),
+        2: Record(3, "n5", 1, "s", {"n5": "copy"}),
+    }
+    found = inheritance(0, claims, records, names, {1, 2, 3, 4, 5})
+    assert found == ([3], {0: 1})
+    assert relied_on(0, claims, records, names, found) == {1, 3, 4}
+
+
+async def test_more_than_etcd_compares_at_once_is_refused_before_anything_is_lost() -> None:
+    store = Memory()
+    for node in range(2):
+        store.put(f"{members_key(KEYS)}{node}", msgspec.json.encode(Member(f"n{node}", f"{node}")))
+    for shard in range(SHARDS_MAX):
+        store.put(KEYS.shard(shard), encoded(claim_of(0)))
+    with pytest.raises(NoPlace, match="130 compares in etcd, the most is 128"):
+        await Claims(store, "tea").forget(0)
 
 
 def test_a_node_that_alone_has_all_of_the_shard_of_another_one_is_not_forgotten() -> None:
