@@ -14,7 +14,7 @@ These are decisions without I/O. Whoever carries them out
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -27,6 +27,10 @@ STATE_S_MAX: Final = 5.0
 
 class NotElected(Exception):
     """A copy must not be elected. The text says why, for the operator."""
+
+
+class OutcomeUnknown(Exception):
+    """Etcd may have put the record, or may yet do so. The text says why nobody knows."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -60,14 +64,21 @@ class Prospect(NamedTuple):
     loss: str
 
 
+Announce = Callable[[Prospect], None]
+
+
 class Elections(Protocol):
     """The elections of a controller; both calls raise NotElected and NoCopies."""
 
     async def look(self, shard: int, node: str) -> Prospect:
         """Return what the election of the copy of a node would be."""
 
-    async def elect(self, shard: int, node: str) -> Prospect:
-        """Let the copy of a node lead a shard."""
+    async def elect(self, shard: int, node: str, announce: Announce) -> Prospect:
+        """Let the copy of a node lead a shard. Raises OutcomeUnknown too.
+
+        announce: called with the election right before the record is put, so that the log has it
+            whatever happens then.
+        """
 
 
 def elected(

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from shardmq.broker.controller.management.app import api_app
 from shardmq.broker.controller.management.http_connections import SERVER
 from shardmq.cluster.rules import Record
-from shardmq.cluster.unclean import NoCopies, NotElected, Prospect
+from shardmq.cluster.unclean import Announce, NoCopies, NotElected, OutcomeUnknown, Prospect
 from tests.http_api import conftest
 from tests.http_api.conftest import Api
 from tests.http_api.fake_cluster import OTHER, in_cluster
@@ -22,11 +22,12 @@ PATH = f"/api/shards/1/elect-unclean/{OTHER}"
 
 
 class Elections:
-    """Elections of shard 1; `why` refuses them."""
+    """Elections of shard 1. `why` refuses them, and `outcome` is what comes of the record."""
 
     def __init__(self) -> None:
         self.elected: list[tuple[int, str]] = []
         self.why = ""
+        self.outcome: Exception | None = None
 
     async def look(self, shard: int, node: str) -> Prospect:
         if shard != 1:
@@ -35,8 +36,11 @@ class Elections:
             raise NotElected(self.why)
         return Prospect(Record(6, node, 1, "s", {node: "copy"}), "8 operations may be lost")
 
-    async def elect(self, shard: int, node: str) -> Prospect:
+    async def elect(self, shard: int, node: str, announce: Announce) -> Prospect:
         found = await self.look(shard, node)
+        announce(found)
+        if self.outcome is not None:
+            raise self.outcome
         self.elected.append((shard, node))
         return found
 
@@ -69,8 +73,29 @@ async def test_a_copy_is_elected_when_the_user_gives_messages_up_and_the_log_say
             200, found
         )  # fmt: skip
     assert elections.elected == [(1, OTHER)]
-    (record,) = caplog.records
-    assert f"user 'guest' lets {OTHER} lead shard 1 in term 6" in record.getMessage()
+    begun, ended = (record.getMessage() for record in caplog.records)
+    assert begun == (
+        f"user 'guest' has {OTHER} elected to lead shard 1 in term 6, uncleanly: "
+        "8 operations may be lost"
+    )
+    assert ended == f"{OTHER} leads shard 1 in term 6 now"
+
+
+async def test_an_election_whose_outcome_nobody_knows_is_not_said_to_be_refused(
+    cluster: Api, elections: Elections, caplog: pytest.LogCaptureFixture
+) -> None:
+    for outcome, words in (
+        (OutcomeUnknown("e1 is silent"), f"nobody knows whether {OTHER} leads shard 1 now: e1 is"),
+        (NotElected("a is back"), f"user 'guest' may not let {OTHER} lead shard 1 uncleanly: a is"),
+    ):
+        elections.outcome = outcome
+        caplog.clear()
+        status, refusal = await cluster.call("POST", PATH, {"lose": True})
+        assert status == 400 and str(outcome) in refusal["reason"]
+        begun, ended = caplog.records
+        assert begun.levelname == "CRITICAL" and "8 operations may be lost" in begun.getMessage()
+        assert words in ended.getMessage()
+        assert ("look" in refusal["reason"]) == isinstance(outcome, OutcomeUnknown)
 
 
 async def test_an_election_that_must_not_be_is_refused(

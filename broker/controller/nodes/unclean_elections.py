@@ -18,10 +18,12 @@ from shardmq.cluster.records import BAD_JSON, COPIES_PORT, KeyNames
 from shardmq.cluster.streams import COPY_STATE, Address, NoStream
 from shardmq.cluster.unclean import (
     STATE_S_MAX,
+    Announce,
     Ask,
     CopyState,
     NoCopies,
     NotElected,
+    OutcomeUnknown,
     Prospect,
     elected,
     has_kept,
@@ -48,18 +50,26 @@ class UncleanElections:
         prospect, _ = await self._prospect(shard, node)
         return prospect
 
-    async def elect(self, shard: int, node: str) -> Prospect:
-        """Let the copy of a node lead a shard. Raises NotElected and NoCopies."""
+    async def elect(self, shard: int, node: str, announce: Announce) -> Prospect:
+        """Let the copy of a node lead a shard. Raises NotElected, OutcomeUnknown and NoCopies.
+
+        announce: called with the election right before the record is put.
+        """
         prospect, compares = await self._prospect(shard, node)
         address = self._addresses(shard).get(node)
         state = address and await self._ask(address, Ask(prospect.record.term))
         if not state or not has_kept(prospect.record, state):
             raise NotElected(f"the copy of {node} has just changed: look again")
         put = Put(self._keys.copies_of(shard), msgspec.json.encode(prospect.record))
+        announce(prospect)
         try:
             outcome = await self._etcd.transact(compares, [put])
-        except (EtcdAway, EtcdRefused) as error:
-            raise NotElected(f"etcd does not answer, so look who leads: {error}") from None
+        except EtcdAway as error:
+            if error.unknown:
+                raise OutcomeUnknown(str(error)) from None
+            raise NotElected(f"etcd does not answer: {error}") from None
+        except EtcdRefused as error:
+            raise NotElected(f"etcd refuses the record: {error}") from None
         if not outcome.succeeded:
             raise NotElected("another node leads by now, or a member is back: look again")
         return prospect

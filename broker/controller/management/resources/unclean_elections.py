@@ -9,7 +9,13 @@ import msgspec
 
 from shardmq.broker.controller.management.api_error import bad_request, not_found
 from shardmq.broker.controller.management.call import Call, Route, number
-from shardmq.cluster.unclean import Elections, NoCopies, NotElected, Prospect
+from shardmq.cluster.unclean import (
+    Elections,
+    NoCopies,
+    NotElected,
+    OutcomeUnknown,
+    Prospect,
+)
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +60,13 @@ async def elect(call: Call) -> dict[str, Any]:
     """Let the copy of a node lead a shard whose in-sync nodes are gone; messages may be lost."""
     elections, shard, node = _asked(call)
     body, user = await call.body(LoseBody), call.user.name
+
+    def announce(prospect: Prospect) -> None:
+        log.critical(
+            "user '%s' has %s elected to lead shard %d in term %d, uncleanly: %s",
+            user, node, shard, prospect.record.term, prospect.loss,
+        )  # fmt: skip
+
     try:
         if not body.lose:
             found = await elections.look(shard, node)
@@ -61,7 +74,7 @@ async def elect(call: Call) -> dict[str, Any]:
                 f"shard {shard} is not given to '{node}' without the option to lose messages: "
                 f"{found.loss}"
             )
-        found = await elections.elect(shard, node)
+        found = await elections.elect(shard, node, announce)
     except NoCopies:
         raise not_found() from None
     except NotElected as error:
@@ -69,10 +82,12 @@ async def elect(call: Call) -> dict[str, Any]:
             "user '%s' may not let %s lead shard %d uncleanly: %s", user, node, shard, error
         )
         raise bad_request(f"shard {shard} is not given to '{node}': {error}") from None
-    log.critical(
-        "user '%s' lets %s lead shard %d in term %d, uncleanly: %s",
-        user, node, shard, found.record.term, found.loss,
-    )  # fmt: skip
+    except OutcomeUnknown as error:
+        log.critical("nobody knows whether %s leads shard %d now: %s", node, shard, error)
+        raise bad_request(
+            f"nobody knows whether '{node}' leads shard {shard} now, so look: {error}"
+        ) from None
+    log.critical("%s leads shard %d in term %d now", node, shard, found.record.term)
     return _shown(shard, node, found)
 
 
