@@ -74,6 +74,8 @@ class Held(msgspec.Struct, frozen=True):
     is_whole: a comparison is over, so the files can be used.
     is_founding: this node made the store, and has not seen it in the record yet.
     term: the highest in which the node has listened to a leader.
+    promised: no leader of a lower term is listened to, because this copy was to be elected. The
+        election may have failed, so this says nothing about who leads.
     """
 
     store: str = ""
@@ -81,6 +83,7 @@ class Held(msgspec.Struct, frozen=True):
     is_whole: bool = False
     is_founding: bool = False
     term: int = 0
+    promised: int = 0
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -697,7 +700,12 @@ class Follower:
 
     @property
     def leader(self) -> str:
-        """Return the node to connect to: "" if there is none, or while this node stands."""
+        """Return the node to connect to: "" if there is none, or while this node stands.
+
+        The leader of a term below the one promised is connected to, too: it hears of the term and
+        steps down, and the next one leads in a higher term. Else a copy whose election has failed
+        would never follow again.
+        """
         record = self.record
         if record is None or self._proposed is not None or record.term < self.held.term:
             return ""
@@ -875,7 +883,7 @@ class Follower:
         """
         if self.leads:
             return []
-        kept = self._keep(term=max(self.held.term, term))
+        kept = self._keep(promised=max(self.held.promised, term))
         return [*self._end_session("an election"), *kept]
 
     def swapped(self, outcome: int | Swap, now: float) -> Effects:
@@ -917,7 +925,8 @@ class Follower:
         return term >= self._known_term()
 
     def _known_term(self) -> int:
-        return max(self.held.term, self.record.term if self.record is not None else 0)
+        term = 0 if self.record is None else self.record.term
+        return max(self.held.term, self.held.promised, term)
 
     def _stand(self, record: Record) -> Effects:
         """Propose to lead with the members that there are, but without the one that led."""

@@ -100,7 +100,8 @@ def elected(
         raise NotElected(f"{node} does not answer, or has no copy of the shard")
     if not state.held.is_whole or state.held.store != record.store:
         raise NotElected(f"the copy of {node} is of no use: it is torn, or of another store")
-    term = max(record.term, *(each.held.term for each in states.values())) + 1
+    known = (max(each.held.term, each.held.promised) for each in states.values())
+    term = max(record.term, *known) + 1
     return Record(term, node, state.life, record.store, {node: state.held.copy})
 
 

@@ -353,13 +353,17 @@ def test_a_copy_that_is_about_to_be_elected_hears_no_leader_of_a_lower_term() ->
     (send,) = follower.connected(0.0)
     session = send.message.session  # type: ignore[union-attr]
     cut, keep = follower.promise(4)
-    assert isinstance(cut, Cut) and keep == Keep(Held("s", "copy-b", True, False, 4))
+    assert isinstance(cut, Cut) and keep == Keep(Held("s", "copy-b", True, False, 3, promised=4))
     assert follower.heard(Compare(session, 3, "s", "copy-new"), 0.1) == []
     assert follower.operations(session, Position(3, 6), 2, 0.1) == 2, "all are skipped"
     assert follower.held.is_whole and follower.position == Position(3, 5)
-    assert follower.leader == "", "nor does it connect to one"
+    (send,) = follower.connected(0.1)
+    assert send.message.term == 4, "the leader hears of the term"  # type: ignore[union-attr]
+    (refusal, _) = follower.heard(Continue(session + 1, 3, None), 0.1)
+    assert isinstance(refusal.message, Refusal)  # type: ignore[union-attr]
     chosen = Record(4, "b", 1, "s", {"b": "copy-b"})
-    assert follower.recorded(chosen, 11, 0.2) == [Lead(chosen, 11, Position(3, 5))]
+    *_, lead = follower.recorded(chosen, 11, 0.2)
+    assert lead == Lead(chosen, 11, Position(3, 5))
     assert follower.promise(5) == [], "it leads"
 
 

@@ -8,7 +8,7 @@ from shardmq.cluster.rules import Held, Position, Record
 from shardmq.cluster.unclean import CopyState, NotElected, elected, has_kept, loss
 from tests.cluster.simulation import play
 from tests.cluster.test_simulation import seeds_of
-from tests.cluster.unclean_world import BROKEN, UncleanWorld
+from tests.cluster.unclean_world import BROKEN, RefusedWorld, UncleanWorld
 
 SCHEDULES = 60
 TORTURE_SCHEDULES = 50_000
@@ -34,6 +34,8 @@ def test_a_copy_outside_of_the_set_leads_alone_in_a_higher_term() -> None:
 def test_the_term_is_above_all_that_any_copy_has_heard_of() -> None:
     states = {"c": state(), "d": state("d", term=8)}
     assert elected(RECORD, "c", states, "cd").term == 9
+    states = {"c": state(), "d": state("d", promised=10)}
+    assert elected(RECORD, "c", states, "cd").term == 11
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,18 @@ def test_behind_an_election_nothing_more_is_lost_and_one_node_leads(
         elections += world.elected
     assert [text for text in broken if text] == []
     assert elections > count / 5, "copies are elected in many of the schedules"
+
+
+def test_a_copy_that_was_not_elected_after_its_promise_follows_again(
+    pytestconfig: pytest.Config,
+) -> None:
+    refused, broken = 0, []
+    for seed in seeds_of(pytestconfig, SCHEDULES):
+        world = RefusedWorld(seed)
+        broken.append(play(seed, lambda _, world=world: world))  # type: ignore[misc,arg-type]
+        refused += world.refused
+    assert [text for text in broken if text] == []
+    assert refused > SCHEDULES / 5, "copies promise in many of the schedules"
 
 
 @pytest.mark.torture

@@ -81,7 +81,7 @@ class UncleanWorld(World):
             for name, node in self.nodes.items()
             if isinstance(node.role, Follower) and not node.is_frozen
         }
-        alive = [name for name, node in self.nodes.items() if node.role is not None]
+        alive = self.alive()
         for node in sorted(states, key=lambda _: self.random.random()):
             try:
                 chosen = self.elect(record, node, states, alive)
@@ -94,6 +94,9 @@ class UncleanWorld(World):
             return
         if not self.is_led(record):
             self.operate_again()
+
+    def alive(self) -> list[str]:
+        return [name for name, node in self.nodes.items() if node.role is not None]
 
     def operate_again(self) -> None:
         self.after(OPERATOR_S / 2, OPERATOR_S, self.operate)
@@ -149,6 +152,38 @@ class UncleanWorld(World):
     def is_led(self, record: Record) -> bool:
         role = self.nodes[record.leader].role
         return role is not None and not isinstance(role, Follower)
+
+
+class RefusedWorld(UncleanWorld):
+    """A schedule in which a leader has only lost its lease, and has it again before the election.
+
+    So the copy has promised a term in which it does not lead, and nobody asks for it again.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.refused = 0
+
+    def lose_all_in_sync(self) -> None:
+        if self.record is None:
+            return
+        for name in self.record.in_sync.keys() - {self.record.leader}:
+            node = self.nodes[name]
+            self.end(node)
+            self.after(0.5, 1.0, lambda node=node: self.start(node))  # type: ignore[misc]
+        self.after(0.0, OPERATOR_S / 6, self.operate)
+
+    def alive(self) -> list[str]:
+        leader = None if self.record is None else self.record.leader
+        return [name for name in super().alive() if name != leader]
+
+    def operate_again(self) -> None: ...
+
+    def put_if_same(self, chosen: Record, revision: int) -> None:
+        self.refused += 1
+
+    def judge_end(self) -> None:
+        World.judge_end(self)
 
 
 class KeepsTheTerm(UncleanWorld):
