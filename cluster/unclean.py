@@ -114,7 +114,16 @@ def has_kept(record: Record, state: CopyState) -> bool:
 
 
 def loss(record: Record, node: str, states: Mapping[str, CopyState]) -> str:
-    """Return how much may be lost if the copy of a node leads, as a sentence for the operator."""
+    """Return how much may be lost if the copy of a node leads, as text for the operator."""
+    return (
+        f"{_lacking(record, node, states)}. Stop shardmq on {_named(record)} first, or cut its "
+        f"clients off: a node that is only cut off from etcd may go on confirming, and what it "
+        f"confirms is lost, too"
+    )
+
+
+def _lacking(record: Record, node: str, states: Mapping[str, CopyState]) -> str:
+    """Return what the copy of a node may lack."""
     copy = states[node].position
     if copy is None:
         return (

@@ -101,6 +101,8 @@ def forget(
     """Take a node that is gone for good out of the cluster. It may not come back.
 
     Its shards go on at other nodes that have all of them. Those that no other node has are lost.
+    With --lose, stop shardmq on that node first, or cut its clients off: if it still runs, cut off
+    from etcd, what it confirms is lost, too.
     """
     now = api.post("nodes", name, "forget", body={"lose": lose}, thing=f"node '{name}'")
     typer.echo(f"{now['node']} is forgotten, {_counted(now['queues_lost'], 'queue')} lost")
@@ -121,7 +123,9 @@ def elect_unclean(
     """Let the copy of a node lead a shard whose in-sync nodes have lost their disks.
 
     The command says first how much may be lost. Without --lose it does nothing more. If a node that
-    was in sync can come back, start that one instead: it has all.
+    was in sync can come back, start that one instead: it has all. Before --lose, stop shardmq on
+    the nodes that were in sync, or cut their clients off: a leader that is only cut off from etcd
+    and the other nodes may go on confirming, and what it confirms is lost, too.
     """
     path, thing = ("shards", str(shard), "elect-unclean", name), f"shard {shard}"
     typer.echo(api.get(*path, thing=thing)["loss"], err=True)

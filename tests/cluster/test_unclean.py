@@ -80,7 +80,9 @@ def test_the_operator_hears_how_much_may_be_lost(
 ) -> None:
     states = {name: CopyState(1, state(name).held, *known) for name, known in others.items()}
     states["c"] = CopyState(7, state().held, copy)
-    assert said in loss(RECORD, "c", states)
+    text = loss(RECORD, "c", states)
+    assert said in text
+    assert "Stop shardmq on a and b first" in text
 
 
 def test_a_copy_that_has_changed_since_the_look_is_not_elected() -> None:

@@ -11,7 +11,7 @@ from functools import partial
 
 from shardmq.cluster import unclean
 from shardmq.cluster.rules import Follower, Leader, Record
-from tests.cluster.simulation import Disk, Node, World
+from tests.cluster.simulation import Broken, Disk, Node, World
 
 OPERATOR_S = 0.3  # between two looks of the operator
 
@@ -23,6 +23,7 @@ class UncleanWorld(World):
         super().__init__(seed)
         self.elected = 0
         self.elected_term = 0
+        self.lengths: dict[int, int] = {}  # of what leaders had written at the election, by term
 
     def run(self) -> None:
         self.at(0.8 + self.random.random(), self.cut_one_off)
@@ -125,15 +126,20 @@ class UncleanWorld(World):
         del self.confirmed[kept:]
         self.elected += 1
         self.elected_term = chosen.term
+        self.lengths = {term: len(content) for term, (_, content) in self.histories.items()}
         self.put(chosen)
 
     def check_confirm(self, node: Node, number: int) -> None:
-        """Check a confirm, unless a leader from before the election goes on after a stop.
+        """Check a confirm. What a leader of an older term confirms after the election is given up.
 
-        All its members have answered it, and have lost their disks since: that is given up.
+        It may confirm what its members had answered before they lost their disks. Only if it needs
+        no other member, because it is cut off from etcd, may it confirm what it has written since.
         """
-        if not isinstance(node.role, Leader) or node.role.term >= self.elected_term:
+        role = node.role
+        if not isinstance(role, Leader) or role.term >= self.elected_term:
             super().check_confirm(node, number)
+        elif role.members() and node.base_length + number > self.lengths.get(role.term, 0):
+            raise Broken(f"{node.name} confirms {number}, which no member can have")
 
     def judge_end(self) -> None:
         """Judge, unless the last whole copy was being compared when its leader died."""
