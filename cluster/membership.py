@@ -280,6 +280,8 @@ class Claims:
             raise NoPlace(f"the cluster has no node {number}")
         names = {node: member_of(pair.key, pair.value).name for node, pair in members.items()}
         alive = {number_in(pair.key) for pair in await self._range(keys.nodes)}
+        if number in alive:
+            raise NoPlace(f"node {number} lives")
         claimed = {number_in(pair.key): pair for pair in await self._range(keys.shards)}
         recorded = {number_in(pair.key): pair for pair in await self._range(keys.copies)}
         claims = {shard: decoded(pair.key, pair.value, Copies) for shard, pair in claimed.items()}

@@ -117,8 +117,9 @@ async def test_a_node_is_forgotten_with_its_claims_unless_it_lives(
     await claim(etcd, new_place(cluster, "b"))
     claims, keys = Claims(etcd, cluster), KeyNames(cluster)
     await etcd.transact([], [Put(keys.node(gone.number), b"alive")])
-    with pytest.raises(NoPlace, match="lives"):
-        await claims.forget(gone.number, gone.shards)
+    for lost in (None, gone.shards):
+        with pytest.raises(NoPlace, match="lives"):
+            await claims.forget(gone.number, lost)
     await etcd.transact([], [Delete(keys.node(gone.number))])
     assert await claims.forget(gone.number) == (gone.shards, {})
     with pytest.raises(NoPlace, match="have just changed"):

@@ -110,7 +110,9 @@ async def forget(call: Call) -> dict[str, Any]:
         raise bad_request(f"'{node.name}' cannot be forgotten: it is alive")
     if call.context.forget_node is None:
         raise bad_request("there is no cluster")
+    said = f"'{node.name}' is not forgotten"
     try:
+        # This reads from etcd that the node does not live, right before its queues are lost.
         found = await call.context.forget_node(node.number)
         queues = _relocating(call).on_shards(found.lost)
         if queues and not body.lose:
@@ -123,9 +125,13 @@ async def forget(call: Call) -> dict[str, Any]:
             )
         if found.lost:
             check(await call.authority.ask(Forget(frozenset(found.lost))))
+            if queues:
+                said = "its queues are lost already; the node is not forgotten: ask again"
         await call.context.forget_node(node.number, found.lost)
     except (NoPlace, BadRecord, EtcdAway, EtcdRefused) as error:
-        raise bad_request(f"'{node.name}' is not forgotten: {error}") from None
+        if isinstance(error, EtcdAway) and error.unknown:
+            said = said.replace("is not forgotten", "may be forgotten or not")
+        raise bad_request(f"{said} ({error})") from None
     if node.name in call.catalog.drained_nodes:
         await call.ask(ParameterDelete("", DRAINED_NODES, node.name))
     lost = sum(queue.moving is None for queue in queues)
