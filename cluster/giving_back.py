@@ -16,6 +16,7 @@ records decide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
@@ -41,7 +42,7 @@ class GivingBack:
 
     after_s: a home that is in sync gets the lead back after so many seconds; 0: never.
     lost: how many leads of the home in a row have ended within CALM_S. A new process begins with
-        what the one before has counted.
+        what the one before has counted, and a new home with none.
     """
 
     def __init__(self, node: str, shard: int, after_s: float, lost: int = 0) -> None:
@@ -93,6 +94,10 @@ class GivingBack:
 
     def _look_at_home(self, own: Led, now: float) -> None:
         """Count how many leads of the home in a row were short."""
+        if own.home and self._home and own.home != self._home:
+            self.lost = 0
+            # If the new home leads already, nobody has seen when it began: it has led for long.
+            self._home_leads_since = -math.inf if own.leader == own.home else None
         self._home = own.home or self._home
         if own.leader == self._home:
             if self._home_leads_since is None:

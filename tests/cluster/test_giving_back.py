@@ -144,6 +144,22 @@ def test_a_count_that_is_not_passed_on_does_not_grow() -> None:
     assert max(waits) < 2 * AFTER_S + EACH_S + 2 * LOOK_S
 
 
+@pytest.mark.parametrize("leader", ["a", "b", "c"])
+def test_another_home_begins_with_no_lost_leads(leader: str) -> None:
+    """It may lead already, and has done so for nobody knows how long."""
+    rule = GivingBack("b", 0, AFTER_S, lost=5)
+    rule.look({0: away(leader=leader)}, 0.0)
+    rule.look({0: away(leader=leader, home="")}, 1.0)
+    assert rule.lost == 5, "the home is only away"
+    rule.look({0: away(leader=leader, home="c")}, 2.0)
+    assert rule.lost == 0
+    rule.look({0: away(leader="b", home="c")}, 3.0)
+    assert rule.lost == 0
+    rule.look({0: away(leader="c", home="c")}, 4.0)
+    rule.look({0: away(leader="b", home="c")}, 5.0)
+    assert rule.lost == 1
+
+
 def test_an_hour_is_no_bound_for_those_who_ask_for_more() -> None:
     rule = GivingBack("b", 0, 2 * WAIT_S_MAX, lost=1000)
     assert rule.wait_s == 2 * WAIT_S_MAX
