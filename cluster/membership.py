@@ -220,7 +220,9 @@ class Claims:
                 "cluster: only the first node of a cluster may bring data"
             )
         # Etcd has lost those that are in the file and not there.
-        for shard in sorted((set(place.shards) | brought) - own):
+        # A file of an older release may list shards that the node got from a forgotten one.
+        inherited = {shard for shard, claim in owners.items() if claim.leader == place.number} - own
+        for shard in sorted((set(place.shards) | brought) - own - inherited):
             if shard in owners or not await self._create_shard(shard, place.number):
                 raise NoPlace(f"shard {shard} belongs to another node of the cluster")
             own.add(shard)

@@ -255,6 +255,18 @@ async def test_a_node_is_not_forgotten_by_what_is_old_already(etcd: Etcd, cluste
     assert await etcd.get(keys.shard(1)) is not None
 
 
+async def test_a_shard_of_a_forgotten_node_in_the_file_is_none_that_was_made_here() -> None:
+    store = Memory()
+    store.put(KEYS.shard(0), encoded(Copies(2, 1, in_sync=[1], members=[0, 1])))
+    store.put(KEYS.shard(1), encoded(claim_of(1)))
+    store.put(KEYS.shard(2), encoded(claim_of(2)))
+    place = Place("tea", "n1", "identity", 1, shards=[0, 1])
+    found = await Claims(store, "tea").shards(place, 1, ())
+    assert found.shards == [1]
+    with pytest.raises(NoPlace, match="shard 2 belongs to another node"):
+        await Claims(store, "tea").shards(msgspec.structs.replace(place, shards=[1, 2]), 1, ())
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_two_nodes_that_are_forgotten_at_once_one_keeps_the_shard(first: int) -> None:
     """The other one reads what there is before the first is forgotten, and asks behind it."""
