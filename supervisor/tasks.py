@@ -43,7 +43,8 @@ class Tasks:
         if isinstance(error, ConfigError):
             self._give_up(str(error), REFUSED)
             return
-        log.critical("a task of the supervisor has ended: %s", error, exc_info=error)
+        why = "it returned" if error is None else error
+        log.critical("a task of the supervisor has ended: %s", why, exc_info=error)
         self._give_up("the broker stops", GAVE_UP)
 
     def cancel(self) -> None:

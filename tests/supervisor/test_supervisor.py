@@ -151,15 +151,21 @@ async def test_the_number_of_shards_is_known_before_etcd_has_answered(
     [
         (RuntimeError("a fault"), 1, "a task of the supervisor has ended: a fault"),
         (ConfigError("cluster: forgotten"), 2, "cluster: forgotten"),
+        (None, 1, "a task of the supervisor has ended: it returned"),
     ],
 )
 async def test_the_broker_stops_when_a_task_of_the_supervisor_ends(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, status: int, said: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception | None,
+    status: int,
+    said: str,
 ) -> None:
     """Nobody would renew the lease, look after the children or write their state."""
 
     async def fails() -> None:
-        raise error
+        if error is not None:
+            raise error
 
     broker = Broker(tmp_path)
     await broker.ready.wait()
