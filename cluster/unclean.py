@@ -34,7 +34,10 @@ class OutcomeUnknown(Exception):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A question what a copy is; with `promise`, no leader of a lower term changes it any more."""
+    """Ask a node for the state of its copy.
+
+    promise: a term. If it is above 0, no leader of a lower term changes the copy any more.
+    """
 
     promise: int = 0
 
