@@ -11,7 +11,13 @@ import pytest
 
 from shardmq.broker.front_door.consume.settling import Due
 from shardmq.broker.front_door.links.shard_inbox import ShardInbox
-from shardmq.broker.front_door.links.shard_link import AWAY_S_MAX, BatchSizes, ShardLink
+from shardmq.broker.front_door.links.shard_link import (
+    AWAY_S_MAX,
+    LEADERS_WAITED_FOR_MAX,
+    BatchSizes,
+    ShardLink,
+    is_down,
+)
 from shardmq.broker.front_door.links.shard_requests import ShardRefused, ShardRequests
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
@@ -245,6 +251,31 @@ def test_who_waits_for_a_shard_that_stays_away_is_told_after_a_while(scene: Scen
     scene.publish()  # nobody waits for it: it stays
     scene.link.tick(20.0 + AWAY_S_MAX)
     assert scene.packer.messages(SHARD) == 1
+
+
+def test_each_next_leader_of_a_shard_is_waited_for_but_not_without_end(scene: Scene) -> None:
+    link, now = scene.link, 100.0
+    link.socket, link.down_s = None, 8.0
+    loop: Any = SimpleNamespace(time=lambda: now)
+
+    def learn() -> None:
+        link.move(loop)
+        dialer: Any = SimpleNamespace(start=lambda loop: None, close=lambda linger_ms: None)
+        link.dialer = dialer
+        link.connect(loop, "")
+
+    for epoch in (2, 3):
+        scene.leave(now)
+        now += link.down_s + 1
+        for _ in range(LEADERS_WAITED_FOR_MAX):
+            assert is_down(link, now)
+            learn()
+            assert not is_down(link, now + link.down_s), "the node may have to recover the shard"
+            now += link.down_s + 1
+        learn()
+        assert is_down(link, now), "the address changes for ever"
+        link.begin(epoch, 124)
+        assert not is_down(link, now)
 
 
 def test_a_disk_that_does_not_answer_is_not_waited_for(scene: Scene) -> None:

@@ -33,7 +33,10 @@ ANSWER_S_MAX = 15.0  # how long a shard may take to recover before declares on i
 STATS_S_MAX = 2.0
 # A shard of another node is waited for as long as other nodes take to lead it, if they have copies:
 # `cluster.node_timeout_s` and so much longer. Then its queues are refused at once.
+# The next leader may have to recover first, so the wait begins anew when the address changes; so
+# many times, if the address changes without end.
 AWAY_MARGIN_S = 2.0
+LEADERS_WAITED_FOR_MAX = 4
 JOIN_AGAIN_S = 1.0
 ASSIGN_PART_QUEUES = 4096
 # Front doors attach their consumers to a new process of a shard as soon as they hear of it. A queue
@@ -84,9 +87,10 @@ class Shard:
         self.epoch = 0
         self.pid = 0
         self.ready = False
-        # Loop time of the end of the last session, or of when the controller learnt of the shard or
-        # began.
+        # Loop time of the end of the last session, or of when the controller learnt where the shard
+        # is now or began.
         self.gone_at = 0.0
+        self.leaders_waited_for = 0  # since the shard was ready last
         self.alarm = ""
         self.waiting: dict[int, _Waiting] = {}
         # Auto-delete queues that have had a consumer, in any process of the shard.
@@ -188,8 +192,9 @@ class ShardLinks:
             ended=partial(self._session_ended, shard),
         )
         loop = asyncio.get_running_loop()
-        if not shard.epoch:  # it is waited for as if it restarted
+        if shard.leaders_waited_for < LEADERS_WAITED_FOR_MAX:  # as if the shard restarted
             shard.gone_at = loop.time()
+            shard.leaders_waited_for += 1
         shard.way.start(loop)
 
     def _shard(self, number: int) -> Shard:
@@ -437,7 +442,7 @@ class ShardLinks:
                 log.info("shard %d (pid %d) starts", shard.number, hello.pid)
                 self._assign(shard, self.handler.queues_of_shard(shard.number))
         if hello.ready and not shard.ready:
-            shard.ready = True
+            shard.ready, shard.leaders_waited_for = True, 0
             log.info("shard %d (pid %d) is ready", shard.number, hello.pid)
             if new:
                 self._reconcile(shard)

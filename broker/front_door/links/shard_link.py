@@ -36,6 +36,9 @@ AWAY_S_MAX = 2.0
 # much longer: what is asked about its queues is refused, and publishes for it are dropped. Other
 # nodes that have copies of a shard take it over in less.
 DOWN_MARGIN_S = 4.0
+# A shard that is away is waited for anew when another node leads it, which may have to recover
+# first. An address that changes without end is waited for so many times.
+LEADERS_WAITED_FOR_MAX = 4
 # zmq's own are enums: each `&` with one costs as much as a call.
 AT_ONCE = int(zmq.NOBLOCK)
 
@@ -143,6 +146,7 @@ class ShardLink(LinkState):
         self.epoch = 0
         # Loop time. A shard that the front door has not learnt of is away from the start on.
         self.away_since: float | None = None if way is not None else 0.0
+        self.leaders_waited_for = 0  # since the shard was there last
         self.stalled = False  # the disk of the shard does not answer
         self.in_flight = 0  # bytes of publishes that the shard has not taken in
         self.settles = Settles(shard, due)
@@ -187,9 +191,12 @@ class ShardLink(LinkState):
     def connect(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
         """Connect to the processes of the shard, now and later; a dialer knows its address.
 
-        The end of the connection is noticed: on one host, it is the end of the shard's process.
+        The end of the connection is noticed: on one host, it is the end of the shard's process. The
+        wait for the shard begins now.
         """
-        self.away_since = loop.time()
+        if self.away_since is None or self.leaders_waited_for < LEADERS_WAITED_FOR_MAX:
+            self.away_since = loop.time()
+            self.leaders_waited_for += 1
         if self.dialer is not None:
             self.dialer.start(loop)
         if self.socket is None:
@@ -352,6 +359,7 @@ class ShardLink(LinkState):
         self.sender = envelope.sender(*who)
         self.by_header = {envelope.header(kind, *who): do for kind, do in self.by_kind.items()}
         self.away_since = None
+        self.leaders_waited_for = 0
         self._nacking = self._dropping = self.stalled = False
         self._is_paused = False
         self.in_flight = 0
