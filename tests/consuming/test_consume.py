@@ -522,6 +522,29 @@ async def test_a_new_process_of_a_shard_hears_of_consumers_leaving_auto_delete_q
     assert isinstance(attach, wire.Attach) and attach.consumer == number and attach.limited
 
 
+@pytest.mark.parametrize("was_sent", [True, False])
+async def test_a_refused_consumer_leaves_an_auto_delete_queue_if_its_shard_may_have_it(
+    was_sent: bool,
+) -> None:
+    play = Consuming()
+    play.line.catalog.apply(QueuePut("/", "auto", 6, 0, auto_delete=True))
+    play.says(1, commands.Basic.Consume(queue="auto", consumer_tag="tag"))
+    await play.settled()
+    attach = play.shards.answer(ShardDown(was_sent))
+    assert names(await play.settled()) == ["Channel.Close"] and play.consuming.consumers == {}
+    play.shards.asked.clear()
+    for kinds in ([wire.Attach, wire.Release] if was_sent else [], []):
+        play.consuming.restarted(0, play.queue_gone)
+        assert [type(what) for _, what, _ in play.shards.asked] == kinds
+        for _, what, _ in play.shards.asked:
+            assert isinstance(attach, wire.Attach) and isinstance(what, wire.Attach | wire.Release)
+            of = [what.consumer] if isinstance(what, wire.Attach) else what.consumers
+            assert of == [attach.consumer]
+        while play.shards.asked:
+            play.shards.answer(wire.Done(1))
+        await play.settled()
+
+
 async def test_an_answer_of_an_earlier_process_says_not_that_a_consumer_has_left() -> None:
     play = Consuming()
     play.line.catalog.apply(QueuePut("/", "auto", 6, 0, auto_delete=True))

@@ -323,6 +323,25 @@ def requests_of(scene: Scene) -> ShardRequests:
     return requests
 
 
+def test_who_is_refused_knows_whether_the_shard_was_asked(scene: Scene) -> None:
+    async def play() -> None:
+        requests = requests_of(scene)
+        sent = requests.ask(SHARD, lambda request: wire.Count(request, 7))
+        scene.link.socket = None  # the shard is another node's
+        scene.leave(10.0)
+        unsent = requests.ask(SHARD, lambda request: wire.Count(request, 7))
+        requests.give_up(10.1)
+        assert [each.exception().was_sent for each in (sent, unsent)] == [True, False]  # type: ignore[union-attr]
+        again = requests.ask(SHARD, lambda request: wire.Count(request, 7))
+        scene.link.begin(2, 124)
+        requests.ask_again(scene.link)
+        scene.leave(20.0)
+        requests.give_up(20.1)
+        assert again.exception().was_sent  # type: ignore[union-attr]
+
+    asyncio.run(play())
+
+
 def said(scene: Scene) -> list[wire.Control]:
     return [envelope.read_control(message) for message in scene.wire.taken()]
 

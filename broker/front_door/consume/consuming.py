@@ -110,8 +110,11 @@ class Consuming:
         except ShardRefused as refused:
             self._forget(consumer)
             raise refused_by_shard(refused, queue.name, vhost) from None
-        except ShardDown:
+        except ShardDown as down:
             self._forget(consumer)
+            if down.was_sent and consumer.auto_delete:
+                # The shard may have attached the consumer, and keep its queue until it comes back.
+                self._attaching.release([consumer])
             node = self._links.links[queue.shard].node
             raise refused_consume(checks.home_is_down(queue, node)) from None
         if consumer.number not in self.consumers:

@@ -27,7 +27,25 @@ class ShardRefused(Exception):
 
 
 class ShardDown(Exception):
-    """The node of the shard has been away for too long."""
+    """The node of the shard has been away for too long.
+
+    If the question `was_sent`, the shard may have done what it asks for.
+    """
+
+    def __init__(self, was_sent: bool = False) -> None:
+        super().__init__()
+        self.was_sent = was_sent
+
+
+class _Open:
+    """A request that is not answered; `was_sent` to a process of the shard, or not yet."""
+
+    __slots__ = ("future", "make", "shard", "was_sent")
+
+    def __init__(
+        self, shard: int, make: Make, future: asyncio.Future[wire.Control], was_sent: bool
+    ) -> None:
+        self.shard, self.make, self.future, self.was_sent = shard, make, future, was_sent
 
 
 # What a client asks about a queue, and is refused while the node of the queue is down. A consumer
@@ -42,7 +60,7 @@ class ShardRequests:
 
     def __init__(self, links: list[ShardLink]) -> None:
         self._links = links
-        self._open: dict[int, tuple[int, Make, asyncio.Future[wire.Control]]] = {}
+        self._open: dict[int, _Open] = {}
         self._last = 0
         # Futures of those who do not wait for a shard that is away, by shard.
         self._impatient: dict[int, set[asyncio.Future[wire.Control]]] = {}
@@ -56,18 +74,19 @@ class ShardRequests:
         """
         self._last = request = self._last + 1
         future: asyncio.Future[wire.Control] = self.loop.create_future()
-        self._open[request] = (shard, make, future)
-        if self._links[shard].up:
+        is_up = self._links[shard].up
+        self._open[request] = _Open(shard, make, future, is_up)
+        if is_up:
             self._links[shard].tell(make(request))
         return future
 
     def give_up(self, now: float) -> None:
         """Refuse what clients ask about the queues of shards that are down."""
-        for request, (shard, make, future) in list(self._open.items()):
-            if is_down(self._links[shard], now) and _is_refused_if_down(make(request)):
+        for request, asked in list(self._open.items()):
+            if is_down(self._links[asked.shard], now) and _is_refused_if_down(asked.make(request)):
                 del self._open[request]
-                if not future.done():
-                    future.set_exception(ShardDown())
+                if not asked.future.done():
+                    asked.future.set_exception(ShardDown(asked.was_sent))
 
     def unless_away(
         self, shard: int, answer: asyncio.Future[wire.Control]
@@ -141,9 +160,9 @@ class ShardRequests:
     def answered(self, link: ShardLink, request: int, what: wire.Control) -> None:
         """Hand an answer to who asked, if somebody still waits for it."""
         asked = self._open.pop(request, None)
-        if asked is None or asked[2].done():
+        if asked is None or asked.future.done():
             return
-        future = asked[2]
+        future = asked.future
         if isinstance(what, wire.Got):
             self._answered_in[request] = link.epoch
         if isinstance(what, wire.Refused):
@@ -158,14 +177,17 @@ class ShardRequests:
         again are left out, because Events.restarted names those that are still wanted. So is what a
         client asked that has left: a message got for nobody would be lost.
         """
-        for request, (shard, make, future) in list(self._open.items()):
-            if shard != link.shard:
+        for request, asked in list(self._open.items()):
+            if asked.shard != link.shard:
                 continue
-            what = make(request)
-            unwanted = isinstance(what, (wire.Attach, wire.Get, wire.Reserve)) and future.done()
+            what = asked.make(request)
+            unwanted = asked.future.done() and isinstance(
+                what, (wire.Attach, wire.Get, wire.Reserve)
+            )
             if unwanted or (isinstance(what, wire.Attach) and what.resumed):
                 del self._open[request]
             else:
+                asked.was_sent = True
                 link.send(link.control(what))
 
 
