@@ -401,7 +401,7 @@ class Authority:
         later: list[Pending] = []
         for pending in decided:
             if is_in_force(pending.request):  # answered before the changes, whatever else waits
-                pending.answer(pending.code, pending.text, {})
+                pending.reply()
                 continue
             hears = self._front_doors.heard_by(pending.owner) and not _takes_away(pending.decision)
             (at_once if hears else later).append(pending)

@@ -89,15 +89,18 @@ class Pending:
     def one_came(self) -> None:
         """Note that one of the awaited answers came, and answer the request after the last."""
         self.waits -= 1
-        if self.waits:
-            return
+        if not self.waits:
+            self.reply()
+
+    def reply(self) -> None:
+        """Answer the request; a fault in the way of the answer ends nothing else."""
         try:
             self.answer(
                 self.code, self.text, {} if self.code == INTERNAL_ERROR else self.decision.result
             )
-        except Exception:  # who called is not to blame, and who has asked must not wait for ever
+        except Exception:  # the caller goes on, and the client must not wait for ever
             log.exception("%s cannot be answered", type(self.request).__name__)
-            with suppress(Exception):  # it was said twice, or cannot be said at all
+            with suppress(Exception):  # the client has an answer, or cannot be answered at all
                 self.answer(INTERNAL_ERROR, "internal error", {})
 
     def shard_came(self, reply: Future[Any]) -> None:

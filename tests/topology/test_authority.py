@@ -412,6 +412,23 @@ async def test_a_bind_in_force_is_kept_without_room_and_refused_without_its_queu
     assert [code for code, _ in seen] == [0, 404]
 
 
+async def test_a_bind_in_force_whose_answer_fails_ends_no_other_request(world: World) -> None:
+    await world.ask(declare(durable=False))
+    codes = list[int]()
+
+    def answer(code: int, text: str, result: dict[str, Any]) -> None:
+        codes.append(code)
+        if code == 0:
+            raise RuntimeError("a fault of ours")
+
+    world.authority.submit(BindMany("/", [("amq.topic", "q", "bad")], True), ME, answer)
+    seen = list[tuple[int, int]]()
+    bind_in_force(world, "good", seen)
+    await world.authority.caught_up()
+    assert (codes, [code for code, _ in seen]) == ([0, 541], [0])
+    assert (await world.ask(declare("more"))).code == 0 and world.agree()
+
+
 async def test_requests_of_a_batch_are_bounded_by_what_they_ask_for(world: World) -> None:
     await world.ask(declare())
     before = len(world.doors.told)
