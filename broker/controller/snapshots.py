@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
-from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.definitions import ENDED_NAME, Definitions
 from shardmq.broker.controller.stored.installation import NAME as INSTALLATION
 from shardmq.broker.model.catalog import Catalog
 from shardmq.shardd.wire import messages as wire
@@ -79,7 +79,7 @@ class Snapshots:
         fresh = _checked(target, self._data_dir)
         fresh.mkdir(mode=DIRECTORY_MODE)
         try:
-            await asyncio.to_thread(_copy_small, self._data_dir, fresh)
+            await asyncio.to_thread(_copy_small, self._data_dir, fresh, VERSION_NAME, INSTALLATION)
             before = self._places()
             replies = [
                 self._shards.request(
@@ -101,6 +101,8 @@ class Snapshots:
             if self._moving() or any(after.get(name, at) != at for name, at in before.items()):
                 raise NoSnapshot("a queue has moved between shards meanwhile: try again")
             await asyncio.to_thread(write)
+            # Behind the definitions, since a stream is noted as ended before its queue goes.
+            await asyncio.to_thread(_copy_small, self._data_dir, fresh, ENDED_NAME)
             await asyncio.to_thread(_give_name, fresh, target)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True))
@@ -143,8 +145,8 @@ def _answer(reply: asyncio.Future[object]) -> object:
         raise NoSnapshot(str(error)) from None
 
 
-def _copy_small(data_dir: Path, fresh: Path) -> None:
-    for name in (VERSION_NAME, INSTALLATION):
+def _copy_small(data_dir: Path, fresh: Path, *names: str) -> None:
+    for name in names:
         with contextlib.suppress(FileNotFoundError):
             shutil.copy(data_dir / name, fresh / name)
 

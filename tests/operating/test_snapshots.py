@@ -11,9 +11,9 @@ import pytest
 
 from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.controller.snapshots import INCOMPLETE, INSIDE, NoSnapshot, Snapshots
-from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.definitions import ENDED_NAME, Definitions
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import QueuePut, UserPut, VhostPut
+from shardmq.broker.model.changes import QueueDelete, QueuePut, UserPut, VhostPut
 from shardmq.shardd.wire import messages as wire
 from shardmq.supervisor import formats
 from tests.definitions.test_log import write
@@ -130,6 +130,21 @@ async def test_a_queue_of_which_messages_are_taken_is_known(world: World, tmp_pa
     world.shards.meanwhile = lambda: world.catalog.apply(QueuePut("/", "new", 2, 0))
     await world.snapshots.make(tmp_path / "target")
     assert set(read(tmp_path / "target").vhosts["/"].queues) == {"q", "new"}
+
+
+async def test_the_end_of_a_stream_whose_queue_is_not_in_the_snapshot_is_in_it(
+    world: World, tmp_path: Path
+) -> None:
+    ended = tmp_path / "data" / ENDED_NAME
+
+    def end_stream() -> None:
+        ended.write_text("q ended")
+        world.catalog.apply(QueueDelete("/", "q"))
+
+    world.shards.meanwhile = end_stream
+    await world.snapshots.make(tmp_path / "target")
+    assert not read(tmp_path / "target").vhosts["/"].queues
+    assert (tmp_path / "target" / ENDED_NAME).read_text() == "q ended"
 
 
 async def test_two_at_once_are_one_too_many(world: World, tmp_path: Path) -> None:
