@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec
 
 from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
 from shardmq.broker.controller.stored.definitions import ENDED_NAME, Definitions
@@ -31,6 +31,7 @@ VERSION_NAME: Final = "VERSION"
 INSIDE: Final = "snapshots"
 DIRECTORY_MODE: Final = 0o750
 
+P = ParamSpec("P")
 Places = dict[tuple[str, str], int]  # the shards of the durable queues, by vhost and name
 
 
@@ -76,10 +77,11 @@ class Snapshots:
             self._is_busy = False
 
     async def _make(self, target: Path) -> None:
-        fresh = _checked(target, self._data_dir)
-        fresh.mkdir(mode=DIRECTORY_MODE)
+        made: list[Path] = []
         try:
-            await asyncio.to_thread(_copy_small, self._data_dir, fresh, VERSION_NAME, INSTALLATION)
+            await _in_thread(_begin, target, self._data_dir, made)
+            (fresh,) = made
+            await _in_thread(_copy_small, self._data_dir, fresh, VERSION_NAME, INSTALLATION)
             before = self._places()
             replies = [
                 self._shards.request(
@@ -100,12 +102,13 @@ class Snapshots:
             after = self._places()
             if self._moving() or any(after.get(name, at) != at for name, at in before.items()):
                 raise NoSnapshot("a queue has moved between shards meanwhile: try again")
-            await asyncio.to_thread(write)
+            await _in_thread(write)
             # Behind the definitions, since a stream is noted as ended before its queue goes.
-            await asyncio.to_thread(_copy_small, self._data_dir, fresh, ENDED_NAME)
-            await asyncio.to_thread(_give_name, fresh, target)
+            await _in_thread(_copy_small, self._data_dir, fresh, ENDED_NAME)
+            await _in_thread(_give_name, fresh, target)
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True))
+            for path in made:
+                await _in_thread(partial(shutil.rmtree, path, ignore_errors=True))
             raise
 
     def _places(self) -> Places:
@@ -115,6 +118,31 @@ class Snapshots:
             for queue in vhost.queues.values()
             if queue.durable
         }
+
+
+async def _in_thread(work: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
+    """Run work in a thread. Who cancels this waits until the work has ended, as often as he does.
+
+    So nothing is removed beside a thread that still writes it or gives it its name.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **named))
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        running.exception()  # it is of no interest any more
+        raise cancelled
+    running.result()
+
+
+def _begin(target: Path, data_dir: Path, made: list[Path]) -> None:
+    """Make the directory of a snapshot, and add it to `made`. Raises NoSnapshot or OSError."""
+    fresh = _checked(target, data_dir)
+    fresh.mkdir(mode=DIRECTORY_MODE)
+    made.append(fresh)
 
 
 def _checked(target: Path, data_dir: Path) -> Path:

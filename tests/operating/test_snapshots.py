@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardmq.broker.controller import snapshots
 from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.controller.snapshots import INCOMPLETE, INSIDE, NoSnapshot, Snapshots
 from shardmq.broker.controller.stored.definitions import ENDED_NAME, Definitions
@@ -145,6 +147,41 @@ async def test_the_end_of_a_stream_whose_queue_is_not_in_the_snapshot_is_in_it(
     await world.snapshots.make(tmp_path / "target")
     assert not read(tmp_path / "target").vhosts["/"].queues
     assert (tmp_path / "target" / ENDED_NAME).read_text() == "q ended"
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+async def test_a_cancel_waits_for_the_thread_before_anything_is_removed(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancels: int
+) -> None:
+    loop, runs, goes_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    seen: list[bool] = []
+    plain = snapshots._give_name
+
+    def give_name(fresh: Path, target: Path) -> None:
+        loop.call_soon_threadsafe(runs.set)
+        goes_on.wait(10)
+        seen.append((fresh / "VERSION").exists())
+        plain(fresh, target)
+
+    def rmtree(path: Path, **_: object) -> None:
+        seen.append(False)
+        goes_on.set()
+
+    monkeypatch.setattr(snapshots, "_give_name", give_name)
+    monkeypatch.setattr(snapshots.shutil, "rmtree", rmtree)
+    making = asyncio.create_task(world.snapshots.make(tmp_path / "target"))
+    try:
+        await runs.wait()
+        for _ in range(cancels):
+            making.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+    finally:
+        loop.call_later(0.05, goes_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert seen == [True, False], "the thread was first"
+    assert state(read(tmp_path / "target")) == state(world.catalog)
 
 
 async def test_two_at_once_are_one_too_many(world: World, tmp_path: Path) -> None:
