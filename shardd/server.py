@@ -229,7 +229,7 @@ class Server:
         shard, at = self.shard, self._next_tick
         if shard.has_work:
             return 0
-        if shard.upkeep.due < at:
+        if shard.upkeep.due < at and not shard.syncs.are_held:  # held, it begins nothing
             at = shard.upkeep.due
         due = shard.next_due()
         if due is not None and due < at:
@@ -319,6 +319,7 @@ class Server:
         Nothing more is handed out. Waiting messages stay as they are. Messages that were handed out
         come back as redelivered.
         """
+        self.shard.syncs.are_held = False  # no snapshot is made any more
         self.links.receive_last(_now(), DRAIN_MESSAGES_MAX)
         self.shard.syncs.want()
         for _ in range(2):  # the sync under way, then one for messages that came behind it
