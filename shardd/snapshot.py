@@ -10,8 +10,9 @@
    grow, and returns when everything is on stable storage.
 
 Links are left to sealed segments of stores and of streams only, which are never written to again.
-If the target is on another file system, the links lie in a directory beside the stores, and
-`finish` copies all of them.
+Where a link into the target cannot be made (another file system, or another mount of the same one),
+links and copies lie in a directory beside the stores, and `finish` copies all of them. So `capture`
+waits for no file system but that of the shard.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ HALF: Final = ".new"
 SEALED: Final = ("msgs.", "log.")  # segments, but for those that are said to grow
 GROWING: Final = ("acks.", "index.")  # appended to, or written once
 COPY_BYTES: Final = 64 << 20  # at once, between two calls of `progress`
+NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 NO_COPY_CALL: Final = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
 
@@ -47,20 +49,17 @@ class Part(NamedTuple):
 
 
 class Snapshot:
-    """One snapshot of the shard in the directory `source`, in the directory `target`.
+    """One snapshot of the shard in the directory `source`, in the directory `target`."""
 
-    progress: called now and then, so that whoever watches sees that this is not stuck.
-    """
-
-    def __init__(
-        self, source: str, target: str, progress: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, source: str, target: str) -> None:
         self._source = source
         self._target = target
-        self._progress = progress
+        self._progress: Callable[[], None] = _nothing
         self._links = target
         self._is_made = False  # the target
         self._linked: dict[str, int] = {}  # paths below the directories, with the inodes
+        self._directories: set[str] = set()  # below the directories
+        self._copied: set[str] = set()  # paths of the copies among the links
         self._sizes: dict[str, int] = {}  # of links that are to be replaced by copies
 
     def prepare(self, directories: Iterable[str]) -> None:
@@ -68,28 +67,42 @@ class Snapshot:
         os.mkdir(self._target)
         self._is_made = True
         clear_links(self._source)
-        if os.path.isdir(self._source) and not _is_same_device(self._source, self._target):
-            self._links = f"{self._source}/{LINKS}"
-            os.mkdir(self._links)
+        if os.path.isdir(self._source):
+            links = f"{self._source}/{LINKS}"
+            os.mkdir(links)
+            if _can_link(links, self._target):
+                os.rmdir(links)
+            else:
+                self._links = links
         for directory in directories:
-            if os.path.isdir(f"{self._source}/{directory}"):
-                self._make_directories(directory)
-                for name, _ in self._listed(directory):
-                    if name.startswith((*SEALED, *GROWING)):
-                        with contextlib.suppress(FileNotFoundError):  # it is gone since
-                            self._link(f"{directory}/{name}")
+            try:
+                listed = self._listed(directory)
+            except FileNotFoundError:  # nothing was written yet, or it is gone since
+                continue
+            self._make_directory(directory)
+            for name, _ in listed:
+                if name.startswith((*SEALED, *GROWING)):
+                    with contextlib.suppress(FileNotFoundError):  # it is gone since
+                        self._link(f"{directory}/{name}")
 
-    def capture(self, parts: Collection[Part]) -> None:
-        """Make the links those of this moment, and copy what cannot be linked. Raises OSError."""
+    def capture(self, parts: Collection[Part], progress: Callable[[], None] = lambda: None) -> None:
+        """Make the links those of this moment, and copy what cannot be linked. Raises OSError.
+
+        progress: called now and then, so that whoever watches the loop sees that it is not stuck.
+        """
         present: set[str] = set()
-        for part in parts:
-            if os.path.isdir(f"{self._source}/{part.directory}"):
-                self._capture(part, present)
-        for path in self._linked.keys() - present:
-            self._unlink(path)
+        self._progress = progress
+        try:
+            for part in parts:
+                if os.path.isdir(f"{self._source}/{part.directory}"):
+                    self._capture(part, present)
+            for path in self._linked.keys() - present:
+                self._unlink(path)
+        finally:
+            self._progress = _nothing  # a thread goes on, which says nothing about the loop
 
     def _capture(self, part: Part, present: set[str]) -> None:
-        self._make_directories(part.directory)
+        self._make_directory(part.directory)
         for name, inode in self._listed(part.directory):
             path = f"{part.directory}/{name}"
             size = part.changing.get(name)
@@ -97,7 +110,8 @@ class Snapshot:
             if not grows and (name in part.changing or not name.startswith(SEALED)):
                 if path in self._linked:
                     self._unlink(path)
-                _copy(f"{self._source}/{path}", f"{self._target}/{path}", None, self._progress)
+                _copy(f"{self._source}/{path}", f"{self._links}/{path}", None, self._progress)
+                self._copied.add(path)
                 continue
             present.add(path)
             if self._linked.get(path) != inode:
@@ -120,9 +134,9 @@ class Snapshot:
                 and not entry.name.endswith(HALF)
             ]
 
-    def _make_directories(self, directory: str) -> None:
-        for root in {self._target, self._links}:
-            os.makedirs(f"{root}/{directory}", exist_ok=True)
+    def _make_directory(self, directory: str) -> None:
+        self._directories.add(directory)
+        os.makedirs(f"{self._links}/{directory}", exist_ok=True)
 
     def _link(self, path: str) -> None:
         self._progress()
@@ -138,15 +152,16 @@ class Snapshot:
         """Copy what is left, and sync everything, in any thread. Raises OSError."""
         sizes: dict[str, int | None] = {**self._sizes}
         if self._links != self._target:
-            sizes = dict.fromkeys(self._linked, None) | sizes
+            for directory in self._directories:
+                os.makedirs(f"{self._target}/{directory}", exist_ok=True)
+            sizes = dict.fromkeys((*self._linked, *self._copied)) | sizes
         for path, size in sizes.items():
             place = f"{self._target}/{path}"
-            _copy(f"{self._links}/{path}", f"{place}{HALF}", size, self._progress)
+            _copy(f"{self._links}/{path}", f"{place}{HALF}", size, _nothing)
             os.replace(f"{place}{HALF}", place)
         clear_links(self._source)
         for folder, _, names in os.walk(self._target):
             for name in names:
-                self._progress()
                 sync(f"{folder}/{name}")
             sync(folder)
 
@@ -171,8 +186,27 @@ def sync(path: str) -> None:
         os.close(handle)
 
 
-def _is_same_device(one: str, other: str) -> bool:
-    return os.stat(one).st_dev == os.stat(other).st_dev
+def _can_link(one: str, other: str) -> bool:
+    """Return whether a file of one directory can have a second name in the other, by trial.
+
+    The devices do not tell: no link leads from one mount of a file system to another.
+    """
+    first, second = f"{one}/trial", f"{other}/trial"
+    os.close(os.open(first, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        os.link(first, second)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        return False
+    finally:
+        os.unlink(first)
+    os.unlink(second)
+    return True
+
+
+def _nothing() -> None:
+    pass
 
 
 def _copy(source: str, target: str, size: int | None, progress: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from shardmq.shardd.queues import Stream
@@ -54,7 +55,7 @@ class Snapshotting:
             return
         if self._snapshot is None:
             _, asked = self._shard.snapshots.asked
-            self._snapshot = snapshot = Snapshot(self._directory, asked.directory, notify.watchdog)
+            self._snapshot = snapshot = Snapshot(self._directory, asked.directory)
             directories = [directory for directory, _ in self._keepers()]
             self._run(snapshot, lambda: snapshot.prepare(directories))
             return
@@ -64,10 +65,9 @@ class Snapshotting:
             return
         snapshot, self._snapshot = self._snapshot, None
         try:
-            snapshot.capture(self._parts())
+            snapshot.capture(self._parts(), notify.watchdog)
         except (OSError, DiskFull) as error:
-            snapshot.give_up()
-            self._end(error)
+            self._run(snapshot, partial(_fail, error))  # what there is of it goes in the thread
         else:
             self._run(snapshot, snapshot.finish)
         finally:
@@ -124,3 +124,7 @@ class Snapshotting:
         else:
             log.error("no snapshot in %s: %s", asked.directory, error)
             peer.tell(m.Refused(asked.request, SNAPSHOT_FAILED, str(error)))
+
+
+def _fail(error: Exception) -> None:
+    raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -80,13 +81,25 @@ class Messages:
                 self.store.compact()
 
 
+def refuse_links(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let links into targets fail, as if these were on another mount; the device is the same."""
+    plain = os.link
+
+    def link(source: str, target: str) -> None:
+        if "/target" in target:
+            raise OSError(number, os.strerror(number), source, None, target)
+        plain(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+
+
 @pytest.fixture(params=["links", "copies"])
 def places(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Path]:
     """Return the directory of a name: on one file system, or as if it were on another."""
     if request.param == "copies":
-        monkeypatch.setattr("shardmq.shardd.snapshot._is_same_device", lambda *_: False)
+        refuse_links(monkeypatch, errno.EXDEV)
     return lambda name: tmp_path / name
 
 
@@ -234,3 +247,52 @@ def test_a_target_that_is_there_is_left_alone(tmp_path: Path) -> None:
         made.prepare([STORE])
     made.give_up()
     assert (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_where_links_are_refused_the_moment_is_kept_without_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    refuse_links(monkeypatch, number)
+    source, target = Messages(tmp_path / "source"), tmp_path / "target"
+    source.publish(range(200))
+    made = Snapshot(str(source.root), str(target))
+    made.prepare([STORE])
+    made.capture([source.part()])
+    assert list(target.iterdir()) == [], "its file system may hang"
+    made.finish()
+    assert Messages(target).numbers() == source.numbers()
+    assert not (source.root / LINKS).exists()
+
+
+def test_a_store_that_goes_while_its_files_are_looked_at_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Messages(tmp_path / "source")
+    source.publish(range(200))
+    plain = os.scandir
+
+    def scandir(path: str) -> object:
+        if path.endswith("b" * 40):
+            os.rmdir(path)
+        return plain(path)
+
+    (source.root / ("b" * 40)).mkdir()
+    made = Snapshot(str(source.root), str(tmp_path / "target"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scandir)
+        made.prepare(["b" * 40, STORE])
+    made.capture([source.part()])
+    made.finish()
+    assert Messages(tmp_path / "target").numbers() == source.numbers()
+
+
+def test_progress_is_told_while_the_loop_captures_alone(tmp_path: Path) -> None:
+    source, told = Messages(tmp_path / "source"), itertools.count()
+    source.publish(range(200))
+    made = Snapshot(str(source.root), str(tmp_path / "target"))
+    made.prepare([STORE])
+    made.capture([source.part()], lambda: next(told))
+    before = next(told)
+    made.finish()
+    assert before and next(told) == before + 1, "a thread says nothing about the loop"
