@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -26,5 +27,5 @@ def snapshot(
     """
     if api.timeout_s == TIMEOUT_S:
         api = dataclasses.replace(api, timeout_s=SNAPSHOT_S_MAX)
-    made = api.post("snapshots", body={"directory": str(directory.absolute())})
+    made = api.post("snapshots", body={"directory": os.path.abspath(directory)})
     typer.echo(f"a snapshot is in {made['directory']}")

@@ -47,7 +47,10 @@ async def test_a_snapshot_is_made_once(made: Api) -> None:
     assert status == 400 and "is not empty" in refusal["reason"]
 
 
-@pytest.mark.parametrize("directory", ["", "relative", "/a\0b", "/" + "a" * 4000, 7, None])
+@pytest.mark.parametrize(
+    "directory",
+    ["", "relative", "/a\0b", "/a\nb", "/a\x1b[2J", "/a\x7f", "/a\x85", "/" + "a" * 4000, 7, None],
+)
 async def test_a_bad_directory_is_refused(made: Api, directory: object) -> None:
     status, refusal = await made.call("POST", "/api/snapshots", {"directory": directory})
     assert status == 400 and "directory" in refusal["reason"]

@@ -465,7 +465,7 @@ def test_a_snapshot_has_the_path_that_the_user_sees(
 ) -> None:
     monkeypatch.setitem(ANSWERS, "/api/snapshots", {"directory": "/there"})
     monkeypatch.chdir(tmp_path)
-    for given in ("backup", str(tmp_path / "backup")):
+    for given in ("backup", "other/../backup", str(tmp_path / "backup")):
         api.asked.clear()
         code, output = run("snapshot", given, "--url", api.url)
         assert (code, output) == (0, "a snapshot is in /there\n")

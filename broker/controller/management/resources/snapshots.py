@@ -13,6 +13,7 @@ from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.snapshots import NoSnapshot
 
 PATH_CHARS_MAX = 3072
+PATH = r"^/[^\x00-\x1f\x7f-\x9f]*\Z"  # without control characters, which would be in logs
 
 log = logging.getLogger(__name__)
 
@@ -20,9 +21,7 @@ log = logging.getLogger(__name__)
 class SnapshotBody(msgspec.Struct):
     """`directory` is an absolute path at the broker, of an empty directory or of nothing."""
 
-    directory: Annotated[
-        str, msgspec.Meta(min_length=1, max_length=PATH_CHARS_MAX, pattern=r"^/[^\x00]*\Z")
-    ]
+    directory: Annotated[str, msgspec.Meta(min_length=1, max_length=PATH_CHARS_MAX, pattern=PATH)]
 
 
 async def snapshot(call: Call) -> dict[str, Any]:
