@@ -153,12 +153,16 @@ def _checked(target: Path, data_dir: Path) -> Path:
         raise NoSnapshot(f"{target} is not empty")
     parent, data = target.parent.resolve(), data_dir.resolve()
     if parent == data / INSIDE:
-        parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            parent.mkdir(mode=DIRECTORY_MODE)
+            _sync(data)
     elif parent.is_relative_to(data):
         raise NoSnapshot(f"{target} is in the data directory: take a name in {data / INSIDE}")
     fresh = target.with_name(f"{target.name}{INCOMPLETE}")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise NoSnapshot(f"{target} is no directory")
+    if os.path.ismount(target):
+        raise NoSnapshot(f"{target} is a mount point, which keeps its name: take a name below it")
     if target.is_dir() and any(target.iterdir()):
         raise NoSnapshot(f"{target} is not empty")
     if fresh.is_symlink() or fresh.exists():

@@ -224,6 +224,29 @@ async def test_places_where_something_is_are_left_alone(world: World, tmp_path: 
     assert half.is_dir()
 
 
+async def test_a_mount_point_is_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    monkeypatch.setattr("os.path.ismount", lambda path: path == target)
+    with pytest.raises(NoSnapshot, match="mount point.*a name below"):
+        await world.snapshots.make(target)
+    assert world.shards.asked == []
+    await world.snapshots.make(tmp_path / "other")
+
+
+async def test_the_folder_for_snapshots_is_on_stable_storage(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(snapshots, "_sync", synced.append)
+    await world.snapshots.make(tmp_path / "data" / INSIDE / "monday")
+    assert synced.count((tmp_path / "data").resolve()) == 1
+    await world.snapshots.make(tmp_path / "data" / INSIDE / "tuesday")
+    assert synced.count((tmp_path / "data").resolve()) == 1
+
+
 async def test_in_the_data_directory_there_is_one_folder_for_snapshots(
     world: World, tmp_path: Path
 ) -> None:
