@@ -50,8 +50,8 @@ CONFIRM_S_MAX: Final = 60.0
 # A shovel that ran for so long has not failed at once: the delay begins anew.
 STEADY_S: Final = 60.0
 CHECK_S: Final = 1.0
-# While the destination only refuses, the source is not read for so long after each round, at first
-# and at most: what is refused comes again at once.
+# After the destination has refused something the source is not read for so long, at least and at
+# most: what is refused comes again at once.
 REFUSED_S, REFUSED_S_MAX = 0.05, 1.0
 REFUSED: Final = "the destination refuses messages (basic.nack)"
 # What was acknowledged when it was written is waited for at the end: so long, and at a stop, for
@@ -301,6 +301,7 @@ class _Try:
         self._is_stopped = self._is_full = False
         self._resting: asyncio.TimerHandle | None = None
         self._rest_s = 0.0
+        self._confirmed_since = self._refused_since = 0  # messages, since the last rest began
         self._is_paused = False
         self._bytes_before = runner.state.moved_bytes
 
@@ -436,16 +437,29 @@ class _Try:
             self._source.send(commands.Basic.Ack(last, multiple=True))
         given_back = {number for number in self._refused if number <= settled}
         self._refused -= given_back
+        self._confirmed_since += settled - before - len(given_back)
+        self._refused_since += len(refused)
         self._runner.settled(settled - before, len(given_back))
         left = self._runner.left
         if left is not None and left <= 0:
             self._end(None)
-        elif last > before:
-            self._rest_s = 0.0
         elif refused and self._resting is None:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Stop reading the source for a while, because the destination has refused something.
+
+        The while is doubled if most messages since the last one were refused, and halved if not. A
+        full destination with a slow consumer confirms a message now and then. To go on at once
+        after each confirm would offer all the others again without a pause.
+        """
+        if self._refused_since > self._confirmed_since:
             self._rest_s = min(2 * self._rest_s or REFUSED_S, REFUSED_S_MAX)
-            self._resting = asyncio.get_running_loop().call_later(self._rest_s, self._rested)
-            self._pause()
+        else:
+            self._rest_s = max(self._rest_s / 2, REFUSED_S)
+        self._confirmed_since = self._refused_since = 0
+        self._resting = asyncio.get_running_loop().call_later(self._rest_s, self._rested)
+        self._pause()
 
     def _rested(self) -> None:
         self._resting = None

@@ -195,35 +195,52 @@ async def test_a_peer_that_misbehaves_ends_the_try_with_the_reason(
     assert re.search(why, runner.state.error), runner.state.error
 
 
-async def test_a_source_is_read_after_pauses_while_its_destination_only_refuses() -> None:
+@pytest.mark.parametrize(
+    ("confirmed", "refused", "rests"),
+    [
+        (0, 2, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]),
+        (1, 2, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]),  # full, with a slow consumer
+        (2, 1, [0.05, 0.05, 0.05]),
+    ],
+)
+async def test_a_source_is_read_after_pauses_while_its_destination_refuses(
+    confirmed: int, refused: int, rests: list[float]
+) -> None:
     value = {"src-uri": "amqp://", "src-queue": "a", "dest-uri": "amqp://", "dest-queue": "b"}
     read = shovels.read("/", "s", value)
     runner = ShovelRunner(Order(read, 1), "c", list, lambda: None)
     paused: list[bool] = []
-    refused: list[list[int]] = []
+    given_back: list[int] = []
     source = SimpleNamespace(pause=paused.append, send=lambda method: None)
-    destination = SimpleNamespace(settled=0, take_refused=lambda: refused.pop())
+    destination = SimpleNamespace(settled=0, take_refused=lambda: given_back)
     attempt = shovel._Try(runner, read, source, destination, 1.0)  # type: ignore[arg-type]
-    attempt._acks = True
-    rests = []
-    for number in range(1, 9):
-        destination.settled = 2 * number - 1
-        refused.append([2 * number - 1])
+
+    def settle(is_refused: bool) -> None:
+        destination.settled += 1
+        given_back[:] = [destination.settled] if is_refused else []
         attempt._settle()
-        rests.append(attempt._rest_s)
-        destination.settled += 1  # another one of the same round
-        refused.append([2 * number])
-        attempt._settle()
+
+    def round_of_messages(confirmed: int, refused: int) -> float:
+        for _ in range(confirmed):
+            settle(False)
+        for _ in range(refused):
+            settle(True)
         assert attempt._resting is not None and paused[-1]
         attempt._resting.cancel()
         attempt._rested()
         assert not paused[-1]
-    assert rests == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0] and len(paused) == 16
-    destination.settled = 17
-    refused.append([])
-    attempt._settle()
-    assert attempt._rest_s == 0.0 and runner.state.error == ""
-    assert (runner.state.moved, runner.state.refused) == (1, 16)
+        return attempt._rest_s
+
+    assert [round_of_messages(confirmed, refused) for _ in rests] == rests
+    assert len(paused) == 2 * len(rests)
+    assert runner.state.error == shovel.REFUSED
+    longest = attempt._rest_s
+    assert round_of_messages(9, 1) == max(longest / 2, shovel.REFUSED_S)
+    settle(False)
+    assert runner.state.error == "" and not paused[-1]
+    rounds = len(rests)
+    assert runner.state.moved == confirmed * rounds + 10
+    assert runner.state.refused == refused * rounds + 1
 
 
 @pytest.mark.parametrize(
