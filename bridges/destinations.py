@@ -54,7 +54,9 @@ class Destination(Protocol):
 
     def write(self, frames: bytes, published: int) -> None: ...
 
-    async def finish(self, within_s: float) -> bool: ...
+    async def finish(self, within_s: float) -> bool:
+        """End in order; return whether the other side has taken all that was written."""
+        ...
 
     def close(self) -> None: ...
 
@@ -164,6 +166,7 @@ class HttpDestination:
         self._body_bytes = 0
         self._body = bytearray()
         self._is_full = False
+        self._is_ending = False  # nothing more comes
         self._task = asyncio.create_task(self._run())
 
     def take_refused(self) -> list[int]:
@@ -194,8 +197,12 @@ class HttpDestination:
         self._say_room()
 
     async def finish(self, within_s: float) -> bool:
+        """Send what waits, and end; return whether the server has taken all of it."""
+        self._is_ending = True
+        self._came.set()
+        await asyncio.wait([self._task], timeout=within_s)
         self.close()
-        return True  # what is settled was answered
+        return not self._waiting_bytes
 
     def close(self) -> None:
         self._task.cancel()
@@ -212,6 +219,8 @@ class HttpDestination:
             async with aiohttp.ClientSession(timeout=timeout) as session:
                 while True:
                     while not self._waiting:
+                        if self._is_ending:
+                            return
                         self._came.clear()
                         await self._came.wait()
                     message = self._waiting.popleft()

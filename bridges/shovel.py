@@ -54,8 +54,8 @@ CHECK_S: Final = 1.0
 # most: what is refused comes again at once.
 REFUSED_S, REFUSED_S_MAX = 0.05, 1.0
 REFUSED: Final = "the destination refuses messages (basic.nack)"
-# What was acknowledged when it was written is waited for at the end: so long, and at a stop, for
-# which the process has `process.STOP_S_MAX`.
+# What left the source before the destination had it is waited for at the end: so long, and at a
+# stop, for which the process has `process.STOP_S_MAX`.
 FLUSH_S_MAX: Final = 10.0
 FLUSH_S_AT_STOP: Final = 2.0
 CONSUMER_TAG: Final = "shovel"
@@ -359,16 +359,22 @@ class _Try:
             await self._flush(flush_s)
 
     async def _flush(self, within_s: float) -> None:
-        """Wait until the destination has read what left the source when it was only written."""
-        if self._shovel.ack_mode == "on-confirm" or not self._settled:
+        """Wait until the destination has what left the source before."""
+        relay, shovel, destination = self._relay, self._shovel, self._destination
+        if shovel.ack_mode == "on-confirm" or relay is None or not relay.published:
             return
-        if not await self._destination.finish(within_s) and self._destination.failure is None:
-            log.warning(
-                "shovel '%s' in vhost '%s' ends, and the destination has not read all within %g s",
-                self._shovel.name,
-                self._shovel.vhost,
-                within_s,
-            )
+        if shovel.is_http and self._acks:
+            return  # what the server has not answered is not acknowledged
+        if await destination.finish(within_s):
+            return
+        unread = relay.published - destination.settled  # 0 if the destination confirms nothing
+        log.warning(
+            "%s in vhost '%s' ends, and the destination has not read all%s: %s",
+            f"Shovel {shovel.name}",
+            shovel.vhost,
+            f", up to {unread} messages are lost" if unread else "",
+            destination.failure or f"it had {within_s:g} s",
+        )
 
     async def _declare(self) -> tuple[str, int]:
         """Return the source's queue and the number of its messages."""

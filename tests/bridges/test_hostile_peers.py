@@ -285,6 +285,83 @@ async def test_what_was_acknowledged_when_it_was_written_is_read_before_the_end(
         assert heard == ["Basic.Publish", "Basic.Publish", "Connection.Close"]
 
 
+class HttpServer:
+    """Answers the POST of each message once it may."""
+
+    def __init__(self) -> None:
+        self.port = self.asked = self.answered = 0
+        self.came, self.may_answer = asyncio.Event(), asyncio.Event()
+        self._server: asyncio.Server | None = None
+
+    async def serve(self) -> None:
+        self._server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"(?i)content-length: *(\d+)", head)
+                await reader.readexactly(int(length[1]) if length else 0)
+                self.asked += 1
+                self.came.set()
+                await self.may_answer.wait()
+                writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+                await writer.drain()
+                self.answered += 1
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+@pytest.mark.parametrize(
+    ("ack_mode", "answers", "warning"),
+    [
+        ("no-ack", True, ""),
+        ("no-ack", False, "the destination has not read all, up to 3 messages are lost"),
+        ("on-publish", False, ""),  # they are not acknowledged
+    ],
+)
+async def test_what_waits_for_an_http_server_when_a_shovel_stops_is_sent_or_told(
+    peers: Callable[..., Awaitable[Peer]], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, ack_mode: str, answers: bool, warning: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(shovel, "FLUSH_S_AT_STOP", 30.0 if answers else 0.1)
+    source = await peers((60, 20), b"", more=delivery(1) + delivery(2) + delivery(3))
+    server = HttpServer()
+    await server.serve()
+    value = {
+        "src-uri": f"amqp://127.0.0.1:{source.port}", "src-queue": "a", "ack-mode": ack_mode,
+        "dest-uri": f"http://127.0.0.1:{server.port}/",
+    }  # fmt: skip
+    runner = ShovelRunner(Order(shovels.read("/", "s", value), 1), "c", list, lambda: None)
+    running = asyncio.create_task(runner.run())
+    try:
+        async with asyncio.timeout(30):
+            await server.came.wait()
+            while runner.state.pending < 3:
+                await asyncio.sleep(0)
+                runner.update()
+            running.cancel()
+            if answers:
+                assert (await asyncio.wait([running], timeout=0.05))[1], "it has not waited"
+                server.may_answer.set()
+            await asyncio.wait([running])
+    finally:
+        running.cancel()
+        server.may_answer.set()
+        server.close()
+    assert server.asked == (3 if answers else 1)
+    said = [record.getMessage() for record in caplog.records]
+    assert (warning in said[0] and len(said) == 1) if warning else not said
+    assert runner.state.moved == (3 if answers else 0)
+
+
 ACK, NACK = commands.Basic.Ack, commands.Basic.Nack
 
 
