@@ -13,3 +13,10 @@ class ChannelClosed(LinkFailed):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+class Unread(LinkFailed):
+    """The source has forgotten all that was to move, and the destination has not read all of it.
+
+    Another try cannot move it.
+    """

@@ -36,7 +36,7 @@ from shardmq.bridges.destinations import (
     ensure_queue,
 )
 from shardmq.bridges.editing import editor
-from shardmq.bridges.errors import LinkFailed
+from shardmq.bridges.errors import LinkFailed, Unread
 from shardmq.bridges.relay import Relay
 from shardmq.broker.amqp.errors import AmqpException
 from shardmq.broker.model import amqp_uri
@@ -98,14 +98,14 @@ class ShovelRunner:
     async def run(self) -> None:
         """Move messages until there is no more to do."""
         while True:
-            began, moved = time.monotonic(), self.state.moved
+            began, moved, is_over = time.monotonic(), self.state.moved, False
             try:
                 await self._run_once()
                 self.state.is_done = True
                 self._change(TERMINATED)
                 return
             except LinkFailed as failed:
-                error = str(failed)
+                error, is_over = str(failed), isinstance(failed, Unread)
             except AmqpException as failed:
                 error = failed.reply_text
             except Exception as failed:
@@ -117,7 +117,7 @@ class ShovelRunner:
                 self._at["src"] += 1  # these URIs were of no use: others come first
                 self._at["dest"] += not self._shovel.is_http  # which has gone on already
             self.state.failures += 1
-            delay = self._delay_s()
+            delay = 0.0 if is_over else self._delay_s()
             log.warning(
                 "%s in vhost '%s' failed: %s; %s",
                 self._name,
@@ -356,25 +356,25 @@ class _Try:
             self._pause()
             if self._resting is not None:
                 self._resting.cancel()
-            await self._flush(flush_s)
+            unread = await self._flush(flush_s)
+            if unread:
+                log.warning("Shovel %s in vhost '%s' ends: %s", shovel.name, shovel.vhost, unread)
+        if unread:
+            raise Unread(unread)
 
-    async def _flush(self, within_s: float) -> None:
-        """Wait until the destination has what left the source before."""
+    async def _flush(self, within_s: float) -> str:
+        """Wait until the destination has what left the source before; return why it has not."""
         relay, shovel, destination = self._relay, self._shovel, self._destination
         if shovel.ack_mode == "on-confirm" or relay is None or not relay.published:
-            return
+            return ""
         if shovel.is_http and self._acks:
-            return  # what the server has not answered is not acknowledged
+            return ""  # what the server has not answered is not acknowledged
         if await destination.finish(within_s):
-            return
+            return ""
         unread = relay.published - destination.settled  # 0 if the destination confirms nothing
-        log.warning(
-            "%s in vhost '%s' ends, and the destination has not read all%s: %s",
-            f"Shovel {shovel.name}",
-            shovel.vhost,
-            f", up to {unread} messages are lost" if unread else "",
-            destination.failure or f"it had {within_s:g} s",
-        )
+        lost = f", up to {unread} messages are lost" if unread else ""
+        why = destination.failure or f"it had {within_s:g} s"
+        return f"the destination has not read all{lost}: {why}"
 
     async def _declare(self) -> tuple[str, int]:
         """Return the source's queue and the number of its messages."""

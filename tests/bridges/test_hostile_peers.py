@@ -285,6 +285,24 @@ async def test_what_was_acknowledged_when_it_was_written_is_read_before_the_end(
         assert heard == ["Basic.Publish", "Basic.Publish", "Connection.Close"]
 
 
+async def test_a_shovel_whose_destination_breaks_before_it_has_read_all_is_not_done(
+    peers: Callable[..., Awaitable[Peer]], caplog: pytest.LogCaptureFixture
+) -> None:
+    source = await peers((60, 20), b"", more=DELIVERY)
+    destination = await peers((60, 40), None)
+    value = {
+        "src-uri": f"amqp://127.0.0.1:{source.port}", "src-queue": "a", "src-delete-after": 1,
+        "dest-uri": f"amqp://127.0.0.1:{destination.port}", "dest-queue": "b",
+        "ack-mode": "on-publish",
+    }  # fmt: skip
+    runner = ShovelRunner(Order(shovels.read("/", "s", value), 1), "c", list, lambda: None)
+    await asyncio.wait_for(runner.run(), 30)
+    state = runner.state
+    assert (state.state, state.is_done, state.failures) == ("terminated", False, 1)
+    assert "has not read all: the connection was lost" in state.error
+    assert "it is not tried again" in caplog.text
+
+
 class HttpServer:
     """Answers the POST of each message once it may."""
 
