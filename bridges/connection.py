@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar, cast
 
 from pamqp import base, commands
 
-from shardmq.bridges.errors import ChannelClosed, LinkFailed
+from shardmq.bridges.errors import ChannelClosed, LinkFailed, PeerSilent
 from shardmq.bridges.relay import Fault
 from shardmq.bridges.tls import context_of
 from shardmq.broker.amqp.errors import ConnectionException
@@ -214,7 +214,10 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(WRITE_BYTES_MAX)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._fail(LinkFailed(f"the connection was lost{f': {error}' if error else ''}"))
+        # EOF and a reset come from the peer's side. Other errors say that it cannot be reached.
+        knows = error is None or isinstance(error, ConnectionError)
+        kind = LinkFailed if knows else PeerSilent
+        self._fail(kind(f"the connection was lost{f': {error}' if error else ''}"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
@@ -371,7 +374,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         is_reading = transport is None or transport.is_closing() or transport.is_reading()
         if is_reading and now - self._heard_at > 2 * self._heartbeat_s:
-            self._fail(LinkFailed(f"the peer is silent for {2 * self._heartbeat_s:g} s"))
+            self._fail(PeerSilent(f"the peer is silent for {2 * self._heartbeat_s:g} s"))
             return
         if now - self._sent_at >= self._heartbeat_s / 2:
             self._write(_HEARTBEAT)

@@ -7,6 +7,10 @@ class LinkFailed(Exception):
     """A connection could not be made, ended, or is of no use. The text has no secrets."""
 
 
+class PeerSilent(LinkFailed):
+    """Nothing comes from a peer any more, which may still take the connection for open."""
+
+
 class ChannelClosed(LinkFailed):
     """A peer closed the channel, with AMQP's reply code and text."""
 

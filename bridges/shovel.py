@@ -36,7 +36,7 @@ from shardmq.bridges.destinations import (
     ensure_queue,
 )
 from shardmq.bridges.editing import editor
-from shardmq.bridges.errors import LinkFailed, Unread
+from shardmq.bridges.errors import LinkFailed, PeerSilent, Unread
 from shardmq.bridges.relay import Relay
 from shardmq.broker.amqp.errors import AmqpException
 from shardmq.broker.model import amqp_uri
@@ -90,6 +90,7 @@ class ShovelRunner:
         self._tell = tell
         self._confirm_s_max = confirm_s_max
         self._left: int | None = None  # messages until the end; None: not known, or no end
+        self._held = 0  # messages that a silent source may hold for an old connection
         self._at = {"src": 0, "dest": 0}  # the URI that was used last
         self._name = f"Shovel {shovel.name}"
         self._try: _Try | None = None
@@ -178,6 +179,8 @@ class ShovelRunner:
                 if self._shovel.delete_after == WHOLE_QUEUE:
                     # The next try counts what is in the queue: all must be back there before.
                     await source.finish(FLUSH_S_AT_STOP)
+                    if self.state.state == RUNNING and isinstance(source.failure, PeerSilent):
+                        self._held = self._left or 0
                 raise
         finally:
             self._try = None
@@ -250,11 +253,13 @@ class ShovelRunner:
         """Note that the shovel runs, from a queue of that length.
 
         A whole queue is counted anew in each try, as in RabbitMQ: others may have taken messages
-        away. So many messages are so many in all tries.
+        away. But a source that fell silent may still hold messages for the old connection, and they
+        are not in the count, so what was left counts after that. A given number of messages is one
+        number for all tries.
         """
         after = self._shovel.delete_after
         if after == WHOLE_QUEUE:
-            self._left = messages
+            self._left, self._held = max(messages, self._held), 0
         elif self._left is None and after != -1:
             self._left = after
         self.state.src_queue, self.state.error = queue, ""

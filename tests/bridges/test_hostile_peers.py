@@ -6,6 +6,7 @@ One that refuses messages gets the others.
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,7 +17,7 @@ import pytest
 from pamqp import base, commands
 
 from shardmq.bridges import shovel
-from shardmq.bridges.connection import connect
+from shardmq.bridges.connection import Connection, connect
 from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.shovel import ShovelRunner
 from shardmq.broker.amqp.methods import decode_method, encode_method
@@ -301,6 +302,36 @@ async def test_a_shovel_whose_destination_breaks_before_it_has_read_all_is_not_d
     assert (state.state, state.is_done, state.failures) == ("terminated", False, 1)
     assert "has not read all: the connection was lost" in state.error
     assert "it is not tried again" in caplog.text
+
+
+@pytest.mark.parametrize(("is_silent", "left"), [(True, 5), (False, 0)])
+async def test_what_a_silent_source_holds_still_counts_for_the_length_of_its_queue(
+    peers: Callable[..., Awaitable[Peer]],
+    monkeypatch: pytest.MonkeyPatch,
+    is_silent: bool,
+    left: int,
+) -> None:
+    source = await peers((60, 20), None)  # it ends the connection once it is asked for messages
+    destination = await peers(NEVER, b"")
+    if is_silent:
+        lost = Connection.connection_lost
+        unreachable = OSError(errno.EHOSTUNREACH, "No route to host")
+        monkeypatch.setattr(
+            Connection, "connection_lost", lambda connection, _: lost(connection, unreachable)
+        )
+    value = {
+        "src-uri": f"amqp://127.0.0.1:{source.port}", "src-queue": "a",
+        "src-delete-after": "queue-length", "reconnect-delay": 0,
+        "dest-uri": f"amqp://127.0.0.1:{destination.port}", "dest-queue": "b",
+    }  # fmt: skip
+    runner = ShovelRunner(Order(shovels.read("/", "s", value), 1), "c", list, lambda: None)
+    await asyncio.wait_for(runner.run(), 30)
+    assert "the connection was lost" in runner.state.error
+    assert runner.left == 5
+    runner.begin(0, "a")  # nothing is ready
+    assert runner.left == left
+    runner.begin(0, "a")  # the connection before has ended in order
+    assert runner.left == 0
 
 
 class HttpServer:
