@@ -245,7 +245,8 @@ async def test_a_get_of_a_queue_whose_node_is_down_is_refused_and_virtual_queues
     assert (close.name, close.reply_code) == ("Channel.Close", 404)
     assert close.reply_text.endswith("is down or inaccessible")
     play = Consuming()
-    play.shards.links[0].is_elsewhere, play.shards.links[0].away_since = True, -60.0
+    link = play.shards.links[0]
+    link.is_elsewhere, link.away_since, link.down_s = True, -60.0, 14.0
     for _ in range(2):
         queue, _ = await of_shards(play, wire.Got(1, message(), 1, False, 2))
         assert queue == 101

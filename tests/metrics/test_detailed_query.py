@@ -200,7 +200,8 @@ def test_no_pattern_takes_long_for_a_name() -> None:
             begun = time.thread_time()
             for name in names:
                 pattern.search(name)
-            assert (time.thread_time() - begun) / len(names) < 0.001, text  # less than 0.0001
+            # Usually below 0.0001 s; a search that tries every way would not end at all.
+            assert (time.thread_time() - begun) / len(names) < 0.02, text
     assert compiled > 10
 
 

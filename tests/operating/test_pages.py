@@ -48,7 +48,9 @@ def test_the_commands_of_a_page_work(broker: RealBroker, page: str, tmp_path: Pa
         "PYTHONPATH": str(ROOT),
         "SHARDMQ_DATA_DIR": str(broker.data_dir),
     }
+    (tmp_path / "snapshots").mkdir()
     commands = OF_PAGES[page].replace("/tmp/", f"{tmp_path}/")
+    commands = commands.replace("/var/lib/shardmq/snapshots", f"{tmp_path}/snapshots")
     ended = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,

@@ -174,7 +174,12 @@ class World:
         self.shards: list[Shard | None] = [None] * shards
         self.epochs = [0] * shards
         config: Any = SimpleNamespace(
-            door=0, shards=range(shards), runtime_dir="nowhere", bodies_bytes=0, session_keys=None
+            door=0,
+            shards=range(shards),
+            runtime_dir="nowhere",
+            bodies_bytes=0,
+            session_keys=None,
+            node_timeout_s=60.0,
         )
         with mock.patch.object(shard_links, "_socket", lambda context, kind: Pipe()):
             self.links = Links(config, DOOR, self)  # type: ignore[arg-type] # it hears what is looked at here
