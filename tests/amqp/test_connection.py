@@ -423,7 +423,7 @@ def channel_methods(draw: st.DrawFn) -> bytes:
     return b"".join(out)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(channel_methods(), st.integers(2, 4), st.lists(st.integers(0, 400), max_size=4))
 def test_channels_opened_and_closed_by_hand_are_as_if_every_field_were_read(
     data: bytes, channels_max: int, cuts: list[int]
@@ -493,7 +493,7 @@ def talk(made: Connection, data: bytes, cuts: list[int]) -> tuple[list[object], 
     return events, b"".join(made.data_to_send()), opened + made.opened
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(used_channels(), st.lists(st.integers(0, 600), max_size=4))
 def test_channels_that_are_answered_without_an_event_are_as_all_others(
     data: bytes, cuts: list[int]

@@ -178,6 +178,7 @@ def wait_for_others(cluster: RealCluster, lost: RealBroker) -> None:
 
 
 @pytest.mark.row("K1", "K4", "P3")
+@pytest.mark.torture
 def test_nodes_are_killed_one_after_the_other_and_nothing_confirmed_is_lost(
     cluster: RealCluster, name: str
 ) -> None:
@@ -409,7 +410,7 @@ def test_an_operator_lets_a_copy_lead_when_the_last_node_in_sync_has_lost_its_di
 
 
 @pytest.mark.row("K3")
-@pytest.mark.parametrize("confirms_alone", [False, True])
+@pytest.mark.parametrize("confirms_alone", [False, pytest.param(True, marks=pytest.mark.torture)])
 def test_a_confirm_says_that_a_follower_has_the_message(
     own: RealEtcd, tmp_path: Path, *, confirms_alone: bool
 ) -> None:

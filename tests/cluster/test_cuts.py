@@ -43,6 +43,7 @@ def test_every_promise_holds_through_rounds_of_cuts(
     assert counts["deaths"] >= ROUNDS and counts["confirmed"] > 1000
 
 
+@pytest.mark.torture
 @pytest.mark.timeout(600)
 def test_sessions_that_are_connected_again_are_caught_by_them(tmp_path: Path) -> None:
     playing: list[CutRounds] = []

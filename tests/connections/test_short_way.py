@@ -27,7 +27,7 @@ from tests.connections.door_play import PLACES, SHARDS, Door
 pytestmark = pytest.mark.usefixtures("one_second")
 
 TOGETHER = 10  # histories of one test
-SEEDS = range(0, int(os.environ.get("SHORT_WAY_SEEDS", "40")), TOGETHER)
+SEEDS = range(0, int(os.environ.get("SHORT_WAY_SEEDS", "20")), TOGETHER)
 STEPS = 60
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
 EXCHANGES = [("", "a"), ("", "b"), ("", "c"), ("direct", "k"), ("fan", ""), ("logs", "x.y")]

@@ -127,7 +127,9 @@ async def test_members_come_and_go(
     assert group.ledger.deliveries > KEYS
 
 
-@pytest.mark.parametrize("victim", ["shard", "front-door", "controller"])
+@pytest.mark.parametrize(
+    "victim", ["shard", "front-door", pytest.param("controller", marks=pytest.mark.torture)]
+)
 async def test_processes_of_the_broker_die(
     broker: RealBroker, name: str, request: pytest.FixtureRequest, victim: str
 ) -> None:

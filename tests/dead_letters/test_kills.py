@@ -92,8 +92,8 @@ async def _reject(message: AbstractIncomingMessage) -> None:
     ("kind", "how"),
     [
         ("shard", "expired"),
-        ("shard", "rejected"),
-        ("controller", "expired"),
+        pytest.param("shard", "rejected", marks=pytest.mark.torture),
+        pytest.param("controller", "expired", marks=pytest.mark.torture),
         ("front-door", "expired"),
     ],
 )

@@ -85,7 +85,7 @@ async def contents(channel: aio_pika.abc.AbstractChannel, name: str) -> list[byt
     return bodies
 
 
-@pytest.mark.parametrize("kind", ["shard", "front-door"])
+@pytest.mark.parametrize("kind", ["shard", pytest.param("front-door", marks=pytest.mark.torture)])
 async def test_each_message_is_there_once_though_producers_repeat(
     broker: RealBroker, name: str, kind: str
 ) -> None:

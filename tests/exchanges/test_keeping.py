@@ -295,7 +295,7 @@ def _into(bodies: list[str]) -> Any:
 
 @pytest.mark.broker
 @pytest.mark.row("B2.7")
-@pytest.mark.parametrize("front_doors", [1, 2])
+@pytest.mark.parametrize("front_doors", [pytest.param(1, marks=pytest.mark.torture), 2])
 async def test_under_publishing_each_message_comes_once_and_those_before_in_order(
     tmp_path: Any, front_doors: int, name: str
 ) -> None:

@@ -211,7 +211,9 @@ async def publish_and_get(broker: RealBroker, queue: str, body: bytes) -> None:
         await message.ack()
 
 
-@pytest.mark.parametrize(("free_min_mib", "inodes"), [(0, 0), (0, 400)])
+@pytest.mark.parametrize(
+    ("free_min_mib", "inodes"), [pytest.param(0, 0, marks=pytest.mark.torture), (0, 400)]
+)
 async def test_on_a_full_disk_declares_are_refused_no_process_ends_and_every_start_works(
     broker: RealBroker, disk: Path, inodes: int, free_min_mib: int
 ) -> None:

@@ -291,7 +291,12 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("harm", [None, never_answers, answers_without_end, refuses])
+@pytest.mark.parametrize(
+    "harm", [
+        pytest.param(None, marks=pytest.mark.torture), never_answers, answers_without_end,
+        pytest.param(refuses, marks=pytest.mark.torture),
+    ],
+)  # fmt: skip
 def test_a_collector_that_fails_costs_spans_only(tmp_path: Path, harm: Any, name: str) -> None:
     """Messages go on, spans are counted, memory does not grow, and the broker stops in time."""
     collector = Collector(harm)

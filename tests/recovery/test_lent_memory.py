@@ -193,7 +193,7 @@ def everybody(broker: RealBroker) -> int:
     return 3 if broker.combined else 5
 
 
-@pytest.mark.parametrize("front_doors", [2, 0])
+@pytest.mark.parametrize("front_doors", [pytest.param(2, marks=pytest.mark.torture), 0])
 def test_no_memory_stays_behind_when_processes_are_killed_at_any_moment(
     tmp_path: Path, front_doors: int
 ) -> None:

@@ -112,8 +112,15 @@ def publish_until_it_ends(broker: RealBroker) -> None:
     assert broker.process.wait(120) == 1
 
 
-@pytest.mark.parametrize("slow", ["", "0.005"], ids=["in the loop", "in the thread"])
-@pytest.mark.parametrize("call", ["sync", "write"])
+@pytest.mark.parametrize(
+    ("call", "slow"),
+    [
+        pytest.param("sync", "", id="sync in the loop"),
+        pytest.param("sync", "0.005", id="sync in the thread"),
+        pytest.param("write", "", id="write in the loop", marks=pytest.mark.torture),
+        pytest.param("write", "0.005", id="write in the thread", marks=pytest.mark.torture),
+    ],
+)
 async def test_a_disk_that_hangs_takes_the_shard_out_of_service_until_it_answers(
     start: Start, disk: Disk, call: str, slow: str
 ) -> None:

@@ -113,7 +113,7 @@ def one_of(size: int) -> list[Record]:
     return [Record((1,), (encode_message(b"L" * size),), 0)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(steps)
 # Nobody needs the segment any more: its last record is not written, and no index either.
 @example([one_of(300), "flush", one_of(100), "settle"])
@@ -128,7 +128,7 @@ def test_each_segment_that_is_worth_an_index_has_the_one_that_a_scan_makes(
         assert index == right or (index is None and number not in needed), number
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps, steps, st.booleans())
 def test_files_of_former_lives_leave_nothing_in_the_indexes_of_later_ones(
     history: list[list[Record] | str], later: list[list[Record] | str], clean: bool
@@ -230,7 +230,7 @@ def test_a_store_that_does_not_sync_makes_indexes_at_a_clean_stop_by_a_scan(
     assert scans and found and all(index == right for index, right in found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.lists(records, min_size=1, max_size=6), min_size=1, max_size=12),
     st.integers(512, 1 << 16),

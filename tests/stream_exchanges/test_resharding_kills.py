@@ -94,7 +94,7 @@ class Sharded:
         pytest.param("x-consistent-hash", "nobody", marks=pytest.mark.torture),
         ("x-consistent-hash", "shard"),
         ("x-consistent-hash", "front-door"),
-        ("x-consistent-hash", "controller"),
+        pytest.param("x-consistent-hash", "controller", marks=pytest.mark.torture),
         ("x-modulus-hash", "nobody"),
         pytest.param("x-modulus-hash", "shard", marks=pytest.mark.torture),
     ],

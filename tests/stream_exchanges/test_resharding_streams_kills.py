@@ -126,7 +126,7 @@ async def all_is_read(read: Read, ledger: Ledger) -> None:
         pytest.param("x-consistent-hash", "nobody", marks=pytest.mark.torture),
         ("x-consistent-hash", "shard"),
         pytest.param("x-consistent-hash", "front-door", marks=pytest.mark.torture),
-        ("x-consistent-hash", "controller"),
+        pytest.param("x-consistent-hash", "controller", marks=pytest.mark.torture),
         ("x-consistent-hash", "everything"),
         pytest.param("x-modulus-hash", "shard", marks=pytest.mark.torture),
     ],
