@@ -406,7 +406,7 @@ def test_an_operator_lets_a_copy_lead_when_the_last_node_in_sync_has_lost_its_di
     assert last == numbers[-1] + 1
     assert CONFIRMS_MORE <= len(kept) < len(numbers)
     assert kept == numbers[: len(kept)]
-    assert any("lets" in node.log_path.read_text() for node in cluster.nodes)
+    assert any("uncleanly" in node.log_path.read_text() for node in cluster.nodes)
 
 
 @pytest.mark.row("K3")

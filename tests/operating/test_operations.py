@@ -394,7 +394,7 @@ def metric(broker: RealBroker, name: str) -> float:
 def test_a_load_goes_through_and_leaves_nothing_behind(
     operated: Operated, more: tuple[str, ...]
 ) -> None:
-    (row,) = json.loads(operated.ctl("perf", "--time", "0.3", "--formatter", "json", *more))
+    (row,) = json.loads(operated.ctl("-q", "perf", "--time", "0.3", "--formatter", "json", *more))
     assert row["published/s"] > 0 and row["refused"] == 0
     if "-y" not in more or "0" not in more:
         assert row["consumed/s"] == row["published/s"]
