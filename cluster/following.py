@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from shardmq.cluster import frames, rules
+from shardmq.cluster import compression, frames, rules
+from shardmq.cluster.compression import BadCompression
 from shardmq.cluster.operations import (
     SYNCS,
     CopiedDirectory,
@@ -168,6 +169,7 @@ class FollowerOfCopies:
         self._whole_at: int | None = None  # where the copy is whole, after a comparison
         self._lead: Lead | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._methods = compression.methods()
         self._disk = ThreadPoolExecutor(1, "copy")
 
     @property
@@ -292,7 +294,7 @@ class FollowerOfCopies:
         try:
             while True:
                 await connection.room.acquire()
-                message = frames.FROM_LEADER.decode(await frames.read_frame(connection.reader))
+                message = frames.from_leader(await frames.read_frame(connection.reader))
                 if isinstance(message, rules.Ping) and self._rules.is_comparing(message.session):
                     # A comparison may take minutes, in which nothing else is answered.
                     ack = rules.Ack(message.session, message.term, -1)
@@ -300,8 +302,12 @@ class FollowerOfCopies:
                 self._events.put_nowait(Came(connection, message))
         except (OSError, EOFError) as error:
             log.info("copies: the connection to the leader has ended: %s", error)
-        except (frames.BadFrame, msgspec.MsgspecError) as error:
+        except frames.BadFrame as error:
             log.error("copies: the connection to the leader is closed: %s", error)
+        except BadCompression as error:
+            # The leader would send the same again.
+            log.error("copies: from now on nothing is to be compressed: %s", error)
+            self._methods = []
         self._events.put_nowait(Came(connection, None))
 
     def _hang_up(self) -> None:
@@ -391,6 +397,8 @@ class FollowerOfCopies:
                     self._lead = effect
 
     def _send(self, message: frames.FromFollower) -> None:
+        if isinstance(message, rules.Hello):
+            message = msgspec.structs.replace(message, methods=self._methods)
         if self._connection is not None and not self._connection.writer.is_closing():
             self._connection.writer.write(frames.encode(message))
 

@@ -2,6 +2,8 @@
 
 A frame is a length (u32, little endian) and one message as MessagePack. The messages of the rules
 are among them; the others carry what the rules do not look at.
+
+A leader may compress operations and pieces, for a follower whose hello names the method.
 """
 
 from __future__ import annotations
@@ -12,11 +14,19 @@ from typing import Final
 
 import msgspec
 
+from shardmq.cluster import compression
+from shardmq.cluster.compression import BadCompression
 from shardmq.cluster.operations import FileSums, Operation
 from shardmq.cluster.rules import Ack, Compare, Continue, Hello, Ping, Position, Refusal
 
 FRAME_BYTES_MAX: Final = 64 << 20
+# Compression pays if it leaves at most this part of the bytes.
+PAYS_BELOW: Final = 0.9
 _LENGTH: Final = struct.Struct("<I")
+
+
+# What a decoder raises; the text of a field may be none.
+_BAD: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 
 
 class BadFrame(Exception):
@@ -63,17 +73,65 @@ class Compared(msgspec.Struct, tag="compared", array_like=True, frozen=True):
     whole_at: int
 
 
+class Compressed(msgspec.Struct, tag="compressed", array_like=True, frozen=True):
+    """An Operations or a Piece, whose encoding has `size` bytes; the session is the one here."""
+
+    session: int
+    method: str
+    size: int
+    data: bytes
+
+
+Data = Operations | Piece
 FromFollower = Hello | Ack | Refusal | Want
-FromLeader = Continue | Compare | Ping | Operations | Listing | Piece | Compared
+FromLeader = Continue | Compare | Ping | Data | Listing | Compared
+Sent = FromFollower | FromLeader | Compressed
 
 _encoder: Final = msgspec.msgpack.Encoder()
-FROM_FOLLOWER: Final = msgspec.msgpack.Decoder(FromFollower)
-FROM_LEADER: Final = msgspec.msgpack.Decoder(FromLeader)
+_FROM_FOLLOWER: Final = msgspec.msgpack.Decoder(FromFollower)
+_FROM_LEADER: Final = msgspec.msgpack.Decoder(FromLeader | Compressed)
+_DATA: Final = msgspec.msgpack.Decoder(Data)
 
 
-def encode(message: FromFollower | FromLeader) -> bytes:
+def encode(message: Sent) -> bytes:
     data = _encoder.encode(message)
     return _LENGTH.pack(len(data)) + data
+
+
+def compressed(message: Data, method: str) -> Compressed | None:
+    """Return a message in compressed form; None if that does not pay. Any thread may call."""
+    data = _encoder.encode(message)
+    if not compression.COMPRESSED_FROM_BYTES <= len(data) <= compression.DECOMPRESSED_BYTES_MAX:
+        return None
+    found = compression.compress(method, data)
+    if len(found) > len(data) * PAYS_BELOW:
+        return None
+    return Compressed(message.session, method, len(data), found)
+
+
+def from_follower(data: bytes) -> FromFollower:
+    """Return a message of a follower. Raises BadFrame."""
+    try:
+        message: FromFollower = _FROM_FOLLOWER.decode(data)
+    except _BAD as error:
+        raise BadFrame(str(error)) from None
+    return message
+
+
+def from_leader(data: bytes) -> FromLeader:
+    """Return a message of the leader, decompressed. Raises BadFrame, or BadCompression."""
+    try:
+        message: FromLeader | Compressed = _FROM_LEADER.decode(data)
+    except _BAD as error:
+        raise BadFrame(str(error)) from None
+    if not isinstance(message, Compressed):
+        return message
+    plain = compression.decompress(message.method, message.data, message.size)
+    try:
+        found: Data = _DATA.decode(plain)
+    except _BAD as error:
+        raise BadCompression(str(error)) from None
+    return msgspec.structs.replace(found, session=message.session)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:

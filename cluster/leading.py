@@ -18,10 +18,13 @@ from typing import Any, Final
 import msgspec
 
 from shardmq.cluster import frames, rules
+from shardmq.cluster.compression import PLAIN
 from shardmq.cluster.operations import (
+    OPERATION_BYTES,
     PIECE_BYTES,
     Belongs,
     FileSums,
+    Numbered,
     OperationLog,
     digests_of,
 )
@@ -37,6 +40,8 @@ from shardmq.shardd.store.files import Files
 
 FRAME_OPERATIONS_BYTES: Final = 1 << 20
 CATCH_UP_BYTES_S: Final = 200_000_000  # of pieces, to each follower
+# What is longer is compressed in a thread of its own, so that answers are heard meanwhile.
+COMPRESSED_AT_ONCE_BYTES_MAX: Final = 64 << 10
 # An orderly hand-over is begun only if the record can be read within this time.
 RECORD_S_MAX: Final = 1.0
 
@@ -44,25 +49,68 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """A follower's connection. `after` is up to where operations were sent."""
+    """A follower's connection. `after` is up to where operations were sent.
 
-    def __init__(self, node: str, number: int, writer: asyncio.StreamWriter) -> None:
+    method: by which data are compressed for this follower; "none" if they are not.
+    """
+
+    def __init__(self, node: str, number: int, method: str, writer: asyncio.StreamWriter) -> None:
         self.node = node
         self.number = number
+        self.method = method
         self.writer = writer
         self.after = Position(0, 0)
         self.more = asyncio.Event()
         self.wanted: asyncio.Future[frames.Want] = asyncio.get_running_loop().create_future()
         self.tasks: list[asyncio.Task[None]] = []
 
-    def send(self, message: frames.FromLeader) -> None:
-        if not self.writer.is_closing():
-            self.writer.write(frames.encode(message))
+    def send(self, message: frames.FromLeader | frames.Compressed) -> int:
+        """Send a message, and return the bytes of its frame."""
+        if self.writer.is_closing():
+            return 0
+        frame = frames.encode(message)
+        self.writer.write(frame)
+        return len(frame)
 
     def close(self) -> None:
         for task in self.tasks:
             task.cancel()
         self.writer.close()
+
+
+class Compressing:
+    """Compresses operations for the followers: those at the same place get the same bytes."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self._batch: tuple[Position, int] | None = None  # the first of the last ones, their number
+        self._compressed: asyncio.Task[frames.Compressed | None]
+        self._thread = ThreadPoolExecutor(1, "compression")
+
+    async def compressed(self, operations: list[Numbered]) -> frames.Compressed | None:
+        """Return a message with these operations, of no session; None if that does not pay."""
+        batch = operations[0].at, len(operations)
+        if self._batch != batch:
+            self._batch = batch
+            self._compressed = asyncio.create_task(self._compress(operations))
+        # A session that ends ends only its own waiting.
+        return await asyncio.shield(self._compressed)
+
+    async def _compress(self, operations: list[Numbered]) -> frames.Compressed | None:
+        message = operations_of(0, operations)
+        size = sum(OPERATION_BYTES + len(each.data) for each in message.operations)
+        if size <= COMPRESSED_AT_ONCE_BYTES_MAX:
+            return frames.compressed(message, self._method)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, frames.compressed, message, self._method)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
+
+def operations_of(session: int, operations: list[Numbered]) -> frames.Operations:
+    changes = [numbered.operation for numbered in operations]
+    return frames.Operations(session, operations[0].at, changes)
 
 
 class LeaderOfCopies:
@@ -74,8 +122,11 @@ class LeaderOfCopies:
     files, root, belongs: the disk, the directory of the copy, and which paths are part of it.
     waits: called each second by a thread whose sync waits for other nodes.
     catch_up_bytes_s: how fast pieces of files are sent to a follower that is compared.
+    compression: the method for followers that understand it.
 
     replicated: the `Files` to write to, from other threads.
+    sent_bytes, plain_bytes: of operations and pieces that were sent, over all followers, and what
+        they would be if nothing was compressed.
     """
 
     def __init__(
@@ -91,8 +142,12 @@ class LeaderOfCopies:
         settings: Settings | None = None,
         catch_up_bytes_s: int = CATCH_UP_BYTES_S,
         waits: Callable[[], None] = lambda: None,
+        compression: str = PLAIN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.sent_bytes = self.plain_bytes = 0
+        self._method = compression
+        self._compressing = Compressing(compression)
         self._clock = clock
         self._settings = settings or Settings()
         self._store = store
@@ -168,6 +223,7 @@ class LeaderOfCopies:
             for session in list(self._sessions.values()):
                 session.close()
             self._disk.shutdown(wait=False)
+            self._compressing.close()
 
     async def _tick(self) -> None:
         while True:
@@ -244,7 +300,7 @@ class LeaderOfCopies:
         session: Session | None = None
         try:
             async with asyncio.timeout(self._settings.lag_s):
-                hello = frames.FROM_FOLLOWER.decode(await frames.read_frame(reader))
+                hello = frames.from_follower(await frames.read_frame(reader))
             if not isinstance(hello, rules.Hello):
                 raise frames.BadFrame("no hello")
             known = self._sessions.get(hello.node)
@@ -252,18 +308,20 @@ class LeaderOfCopies:
                 return
             if known is not None:
                 known.close()
-            session = self._sessions[hello.node] = Session(hello.node, hello.session, writer)
+            method = self._method_for(hello)
+            session = Session(hello.node, hello.session, method, writer)
+            self._sessions[hello.node] = session
             oldest, last = self._operations.oldest, self._operations.last.number
             self._act(self._rules.greeted(hello, oldest, last, self._clock()))
             while True:
-                message = frames.FROM_FOLLOWER.decode(await frames.read_frame(reader))
+                message = frames.from_follower(await frames.read_frame(reader))
                 if isinstance(message, rules.Ack | rules.Refusal):
                     self._act(self._rules.heard(session.node, message, self._clock()))
                 elif isinstance(message, frames.Want) and not session.wanted.done():
                     session.wanted.set_result(message)
         except (OSError, EOFError, TimeoutError) as error:
             log.info("a follower's connection has ended: %s", error)
-        except (frames.BadFrame, msgspec.MsgspecError) as error:
+        except frames.BadFrame as error:
             log.error("a follower's connection is closed: %s", error)
         finally:
             if session is None:
@@ -273,6 +331,13 @@ class LeaderOfCopies:
                 if self._sessions.get(session.node) is session:
                     del self._sessions[session.node]
                     self._act(self._rules.disconnected(session.node, session.number, self._clock()))
+
+    def _method_for(self, hello: rules.Hello) -> str:
+        """Return by which method data are compressed for a follower; "none" if they are not."""
+        if self._method == PLAIN or self._method in hello.methods:
+            return self._method
+        log.warning("copies: %s takes nothing compressed by %s", hello.node, self._method)
+        return PLAIN
 
     def _act(self, effects: Effects) -> None:
         for effect in effects:
@@ -343,12 +408,24 @@ class LeaderOfCopies:
                 if not found:
                     await session.more.wait()
                     continue
-                changes = [numbered.operation for numbered in found]
-                session.send(frames.Operations(session.number, found[0].at, changes))
+                compressed: frames.Compressed | None = None
+                if session.method != PLAIN:
+                    compressed = await self._compressing.compressed(found)
+                self._send_data(session, compressed or operations_of(session.number, found))
                 session.after = found[-1].at
                 await session.writer.drain()
         except OSError:
             session.writer.close()
+
+    def _send_data(self, session: Session, message: frames.Data | frames.Compressed) -> None:
+        """Send data, and count their bytes. Compressed ones may be of no session yet."""
+        if isinstance(message, frames.Compressed):
+            sent = session.send(msgspec.structs.replace(message, session=session.number))
+            self.plain_bytes += message.size
+        else:
+            sent = session.send(message)
+            self.plain_bytes += sent
+        self.sent_bytes += sent
 
     async def _catch_up(self, session: Session) -> None:
         """Have a follower make its files like the ones here, then send the operations since."""
@@ -409,12 +486,24 @@ class LeaderOfCopies:
                 size = min(PIECE_BYTES, sizes.get(path, 0) - position)
                 if size <= 0:
                     raise OSError(f"{session.node} wants piece {number} of {path!r}")
-                read = self.replicated.read_snapshot
-                data = await loop.run_in_executor(self._disk, read, handles[path], size, position)
-                session.send(frames.Piece(session.number, path, position, data))
+                piece = frames.Piece(session.number, path, position, b"")
+                read = self._read_piece
+                got, message = await loop.run_in_executor(
+                    self._disk, read, session.method, piece, handles[path], size
+                )
+                self._send_data(session, message)
                 await session.writer.drain()
-                sent += len(data)
+                sent += got
                 ahead_s = sent / self._rate - (loop.time() - began)
                 if ahead_s > 0:
                     await asyncio.sleep(ahead_s)
         return sent
+
+    def _read_piece(
+        self, method: str, piece: frames.Piece, handle: int, size: int
+    ) -> tuple[int, frames.Data | frames.Compressed]:
+        """Return how many bytes there are at the place of a piece, and the message with them."""
+        data = self.replicated.read_snapshot(handle, size, piece.position)
+        piece = msgspec.structs.replace(piece, data=data)
+        compressed = None if method == PLAIN else frames.compressed(piece, method)
+        return len(data), compressed or piece

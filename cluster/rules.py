@@ -110,7 +110,11 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
-    """A follower begins a session. `position` is None if its process has not applied anything."""
+    """A follower begins a session. `position` is None if its process has not applied anything.
+
+    methods: those by which the leader may compress. The rules do not look at them; an older release
+        ignores them, and its own hello has none.
+    """
 
     session: int
     node: str
@@ -118,6 +122,7 @@ class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
     held: Held
     position: Position | None
     term: int
+    methods: list[str] = []
 
 
 class Ack(msgspec.Struct, tag="ack", array_like=True, frozen=True):

@@ -25,6 +25,7 @@ class CopiesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     min_in_sync: with fewer nodes that have all, nothing is confirmed; 0: half of them, rounded up.
     give_back_after_s: when the home of the shard has been in sync for so long, it gets the lead
         back; 0: never.
+    compression: of what this node sends to the nodes that follow it, if they understand it.
     """
 
     cluster: str
@@ -34,6 +35,7 @@ class CopiesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     replicas: Annotated[int, Meta(ge=1)] = 1
     min_in_sync: Annotated[int, Meta(ge=0)] = 0
     give_back_after_s: Annotated[float, Meta(ge=0)] = 0
+    compression: Literal["none", "lz4", "zstd"] = "none"
     keys: Keys
     etcd: EtcdSettings
 

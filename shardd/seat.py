@@ -209,7 +209,7 @@ class Seat:
     def numbers(self) -> dict[str, float]:
         """Return how many nodes have all that is confirmed, and how far the last one is behind.
 
-        They are those of the last second.
+        The bytes that were sent to the followers are there, too. All are those of the last second.
         """
         return self._numbers
 
@@ -294,6 +294,7 @@ class Seat:
             is_of_shard,
             self._settings,
             waits=notify.watchdog,
+            compression=self._copies.compression,
         )
         self._leader.copies_are(self._copies_count())
         self.files = self._leader.replicated
@@ -311,6 +312,8 @@ class Seat:
                 "replica_in_sync": len(leader.record.in_sync),
                 "replica_lag_bytes": leader.lag(),
                 "replica_lag_seconds": leader.lag_s(),
+                "replica_sent_bytes": leader.sent_bytes,
+                "replica_plain_bytes": leader.plain_bytes,
             }
             heir = self._giving.heir(time.monotonic())
             may_go = bool(heir) and await leader.may_hand_over(heir)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct, inspect
 
+from shardmq.cluster.compression import EXTRA, PLAIN, is_there
 from shardmq.cluster.records import CLUSTER_NAME, DOORS_PER_NODE, SHARDS_MAX
 from shardmq.supervisor.nearest import did_you_mean
 
@@ -283,6 +284,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     give_back_after_s: Annotated[float, Meta(ge=0, le=86400)] = 60.0
     # Another node takes the copies of one that has been away for so long. 0: never.
     replace_after_s: Annotated[float, Meta(ge=0, le=30 * 86400)] = 3600.0
+    # Of what leaders send to the nodes with copies of their shards.
+    compression: Literal["none", "lz4", "zstd"] = "none"
 
     def __post_init__(self) -> None:
         if self.min_in_sync > (self.replicas or REPLICAS):
@@ -294,6 +297,11 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
         if not self.secret:
             raise ValueError(
                 "secret: it must be set, because the nodes of a cluster know each other by it"
+            )
+        if self.compression != PLAIN and not is_there(self.compression):
+            raise ValueError(
+                f"compression: {self.compression} is not installed where the broker runs: "
+                f"pip install '{EXTRA}'"
             )
         if self.etcd_key and not self.etcd_cert:
             raise ValueError("etcd_key: it is of no use without etcd_cert")

@@ -216,6 +216,7 @@ class Member:
             "min_in_sync": settings.min_in_sync,
             "give_back_after_s": settings.give_back_after_s,
             "replicas": self.replicas,
+            "compression": settings.compression,
             "keys": msgspec.to_builtins(keys),
             "etcd": etcd,
         }

@@ -73,6 +73,7 @@ class CopiesNode:
         self.follower: FollowerOfCopies | None = None
         self.leader: LeaderOfCopies | None = None
         self.log_bytes_max = 64 << 20
+        self.methods: list[str] | None = None  # None: those whose library is installed
         self.why = ""
         self.task: asyncio.Task[None] | None = None
 
@@ -106,6 +107,8 @@ class CopiesNode:
             settings,
             founds=f"store-{self.name}-{self.life}",
         )
+        if self.methods is not None:
+            self.follower._methods = self.methods
         watchers = store.watchers
         watchers.append(told := self.follower.recorded)
         try:
@@ -122,7 +125,7 @@ class CopiesNode:
         store = self.world.store
         leader = LeaderOfCopies(
             self.name, self.life, lead, log, store, self.files, self.root, self.belongs,
-            self.world.settings,
+            self.world.settings, compression=self.world.compression,
         )  # fmt: skip
         self.leader = leader
         store.watchers.append(told := leader.recorded)
@@ -136,6 +139,7 @@ class CopiesNode:
 class CopiesWorld:
     def __init__(self, settings: Settings = SETTINGS) -> None:
         self.settings = settings
+        self.compression = "none"
         self.store = Store()
         self.nodes: dict[str, CopiesNode] = {}
         self.cut: set[str] = set()  # nodes that nobody reaches

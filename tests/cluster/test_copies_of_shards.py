@@ -45,12 +45,20 @@ from shardmq.cluster.rules import Leader
 
 Leader._numbers = lambda self, nodes: ()
 """
+# Of the three nodes: what was confirmed must be there whatever each of them compresses by.
+COMPRESSION = ("zstd", "lz4", "none")
+LARGE = b"many words " * 1000
 
 
 @pytest.fixture(scope="module")
 def cluster(real: RealEtcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
     RealBroker.may_start = True
-    with RealCluster(tmp_path_factory.mktemp("copies"), real, replicas=2) as made:
+    directory = tmp_path_factory.mktemp("copies")
+    by_node = {
+        f"node-{index}": {"SHARDMQ_CLUSTER_COMPRESSION": method}
+        for index, method in enumerate(COMPRESSION)
+    }
+    with RealCluster(directory, real, replicas=2, by_node=by_node) as made:
         wait_for_nodes(made.nodes[0], 3)
         made.wait_for_copies()
         yield made
@@ -195,6 +203,29 @@ def test_nodes_are_killed_one_after_the_other_and_nothing_confirmed_is_lost(
     check(cluster, pumps)
     for pump in pumps:
         assert pump.longest_s < WITHOUT_CONFIRMS_S_MAX
+
+
+def test_each_node_compresses_as_its_own_setting_says(cluster: RealCluster, name: str) -> None:
+    first = cluster.nodes[0]
+    with connect(first) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        for index in range(OBJECTS):
+            channel.queue_declare(f"{name}-{index}", durable=True)
+            for _ in range(20):
+                channel.basic_publish("", f"{name}-{index}", LARGE, PERSISTENT)
+    methods = {f"shardmq@node-{index}": method for index, method in enumerate(COMPRESSION)}
+
+    def are_as_told() -> bool:
+        """Return whether the bytes of each shard show it; they are a second old."""
+        return all(
+            row["replica_plain_bytes"] > 20 * len(LARGE)
+            and (methods[row["node"]] == "none")
+            == (row["replica_sent_bytes"] == row["replica_plain_bytes"])
+            for row in api(first, "shards")
+        )
+
+    wait_until(are_as_told, "the bytes that were sent")
 
 
 def test_a_node_that_stood_still_follows_those_who_lead_now(

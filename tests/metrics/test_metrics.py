@@ -283,6 +283,15 @@ OLD_NAMES = [f"shardmq_shard_{name}" for name in (
 )]  # fmt: skip
 
 
+async def test_what_copies_cost_is_a_counter_without_an_old_name(made: Api) -> None:
+    sent = dict.fromkeys(shard_numbers.REPLICA_COUNTERS, 3.0)
+    made.shards.process = {0: sent, 1: {}}  # the second one has no copies
+    found = await scrape(made, "/metrics")
+    for name in ("shardmq_replica_sent_bytes", "shardmq_replica_plain_bytes"):
+        assert found[f"{name}_total"] == [({"process": "shard-0", "shard": "0"}, 3.0)]
+        assert name not in found
+
+
 async def test_counters_of_shards_have_their_old_names_for_one_version(made: Api) -> None:
     assert [shard_numbers.PREFIX + name for name in shard_numbers.COUNTERS] == OLD_NAMES
     made.shards.process = {

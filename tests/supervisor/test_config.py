@@ -77,6 +77,17 @@ def test_tracing_needs_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         read(path)
 
 
+def test_compression_needs_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text('[cluster]\nname = "c"\nsecret = "s"\ncompression = "lz4"\n')
+    monkeypatch.setattr("shardmq.supervisor.config.is_there", lambda method: method == "lz4")
+    assert read(path).settings.cluster.compression == "lz4"
+    path.write_text(path.read_text().replace("lz4", "zstd"))
+    text = "cluster.compression: zstd is not installed where the broker runs: "
+    with pytest.raises(ConfigError, match=re.escape(text + "pip install 'shardmq[compression]'")):
+        read(path)
+
+
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "none.toml"))):
         read(tmp_path / "none.toml")

@@ -70,6 +70,7 @@ class RealCluster:
         shards: The number of shards of each node.
         replicas: The number of nodes that have the messages of a shard.
         environment: Variables that each node has besides.
+        by_node: Variables that one node has besides, by its name.
         network: The hosts of the nodes, by their names.
         more: Flags that each node has besides.
         together: Start all nodes but the first one at once. Who has which shards is then unknown.
@@ -86,7 +87,9 @@ class RealCluster:
         network: Network | None = None,
         more: tuple[str, ...] = (),
         together: bool = False,
+        by_node: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
+        self._by_node = by_node or {}
         self._together = together
         self._directory = directory
         self.etcd = etcd
@@ -133,7 +136,7 @@ class RealCluster:
             self._directory / name,
             shards=self._shards,
             more=(*node_arguments(self.etcd, name, address=host), *self._more),
-            environment=self._environment,
+            environment={**self._environment, **self._by_node.get(name, {})},
             host=host,
             user=self._user,
             prefix=() if network is None else network.command(name),

@@ -58,11 +58,15 @@ GAUGES: Final = {
     "torn": "Ends of message files that a crash cut off",
     "unsynced_segments": "Segments with messages that are not yet synced",
 }
-# Of the process that leads a shard with copies.
+# Of the process that leads a shard with copies; counters rise from 0 on when it begins to lead.
 REPLICAS: Final = {
     "replica_in_sync": "Nodes that have all that is confirmed of a shard, the leader among them",
     "replica_lag_seconds": "How long the oldest sync waits for a node that is to have done it",
     "replica_lag_bytes": "Bytes that were written to a shard and that not all of them have synced",
+}
+REPLICA_COUNTERS: Final = {
+    "replica_sent_bytes": "Bytes of changes and files that were sent to nodes with copies",
+    "replica_plain_bytes": "The same before they were compressed",
 }
 
 
@@ -76,6 +80,8 @@ def metrics(stats: Stats) -> Iterator[Metric]:
         if name in COUNTERS:
             yield _of_shards(CounterMetricFamily, name, COUNTERS[name], values)
             yield _of_shards(GaugeMetricFamily, name, f"Until 0.2, see {name}_total", values)
+        elif name in REPLICA_COUNTERS:
+            yield _of_shards(CounterMetricFamily, name, REPLICA_COUNTERS[name], values, "shardmq_")
         elif name in REPLICAS:
             yield _of_shards(GaugeMetricFamily, name, REPLICAS[name], values, "shardmq_")
         else:

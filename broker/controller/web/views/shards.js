@@ -105,6 +105,7 @@ export function shard(page, number) {
       nodeFact(found),
       ["All of it is on", (found.in_sync ?? []).length > 1 ? found.in_sync.map((name, i) => [i ? ", " : null, nodeLink(name)]) : null],
       ["Behind, the slowest of them", found.replica_lag_bytes === undefined ? null : `${format.bytes(found.replica_lag_bytes)}, ${format.duration(found.replica_lag_seconds)}`],
+      ["Sent to the others", found.replica_sent_bytes === undefined ? null : `${format.bytes(found.replica_sent_bytes)}, ${format.bytes(found.replica_plain_bytes)} before compression`],
       ["Queues", format.count(found.queues)],
       ["PID", found.pid],
       ["Memory", format.bytes(found.rss_bytes)],
