@@ -56,6 +56,7 @@ class ClusterView:
         self._own_facts = own_facts
         self._nodes = {number: KnownNode(number, own, shards, True)}
         self._shards = dict.fromkeys(shards, self._nodes[number])
+        self._alive = {own}
         self._copies: Mapping[int, Collection[str]] = {}
         self._told: dict[str, NodeFacts] = {}
 
@@ -77,6 +78,7 @@ class ClusterView:
         own = known[self._own_number]._replace(is_alive=True)
         self._nodes = known | {self._own_number: own}
         self._shards = {shard: node for node in self._nodes.values() for shard in node.shards}
+        self._alive = {node.name for node in self._nodes.values() if node.is_alive}
 
     def tell(self, node: str, facts: NodeFacts) -> None:
         """Take the present facts of another node."""
@@ -114,6 +116,10 @@ class ClusterView:
     def in_sync_of(self, shard: int) -> Collection[str]:
         """Return the names of the nodes that have all of a shard."""
         return self._copies.get(shard) or (self.of_shard(shard),)
+
+    def online_of(self, shard: int) -> list[str]:
+        """Return the names of those of them that live."""
+        return [name for name in self.in_sync_of(shard) if name in self._alive]
 
     def in_sync_at(self, name: str) -> list[int]:
         """Return the shards with copies of which a node has all."""

@@ -36,7 +36,8 @@ PARAMETERS: Final = {
     "federation": table.NO_FEDERATION,
 }
 QUEUE_TYPES: Final = {
-    table.QUORUM: "the queue is durable and on this host alone: it has no replicas"
+    table.QUORUM: "durable queues of all types have as many copies as cluster.replicas says, "
+    "without a cluster one"
 }
 GLOBAL_PARAMETERS: Final = {
     "mqtt_port_to_vhost_mapping": "there is no MQTT",

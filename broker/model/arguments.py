@@ -53,7 +53,7 @@ OLD_LOCATORS = ("min-masters", CLIENT_LOCAL, "random")
 RETRY_TYPES = ("disabled", "all", "failed", "returned")
 
 # Reasons why something has no effect.
-NO_REPLICAS = "a queue has no replicas of its own"
+NO_REPLICAS = "a queue has no replicas of its own: cluster.replicas is for queues of all types"
 IN_MEMORY = "messages of every queue are on disk; memory keeps an index of them"
 NO_FEDERATION = "there is no federation: nothing comes from the upstream"
 NO_WAIT = "a consumer is gone with its connection: nothing is waited for"
@@ -228,6 +228,10 @@ _QUEUE: Final = (
              policy=PolicyKey("initial-cluster-size", values.at_least(0, "cluster size"))),
     Argument("x-quorum-initial-group-size", "The number of replicas that the queue begins with.",
              NOT_STREAMS, values.positive, no_effect=NO_REPLICAS),
+    Argument("x-quorum-target-group-size", "The number of replicas that the queue grows to.",
+             NOT_STREAMS, values.positive, no_effect=NO_REPLICAS,
+             policy=PolicyKey("target-group-size", values.at_least(1, "target group size"),
+                              Merge.APART, is_operator=True)),
     Argument("x-queue-master-locator",
              "The older name: min-masters (balanced), client-local or random.",
              QUEUE_TYPES, values.word(OLD_LOCATORS, "invalid_queue_locator_arg"),

@@ -23,7 +23,7 @@ GROUPS: Final = (
         " update_cluster_nodes discover_peers metadata_store_status",
     ),
     (
-        "queues have no replicas here",
+        "a queue has no replicas of its own; for the copies of shards: shardctl cluster shards",
         "sync_queue cancel_sync_queue rebalance grow shrink add_member delete_member quorum_status"
         " transfer_leadership reclaim_quorum_memory add_replica delete_replica restart_stream"
         " stream_status coordinator_status force_checkpoint",

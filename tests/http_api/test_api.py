@@ -447,6 +447,28 @@ async def test_checks_fail_with_503_and_a_reason(made: Api) -> None:
         assert found["reason"]
 
 
+async def test_quorum_queues_have_no_leader_while_their_shard_does_not_serve(made: Api) -> None:
+    path = "/api/health/checks/quorum-queues-without-elected-leaders"
+    names = [f"{kind}-{number}" for kind in ("odd", "even") for number in range(4)]
+    for name in names:
+        body = {"durable": True, "arguments": QUORUM}
+        assert (await made.call("PUT", f"/api/queues/%2F/{name}", body))[0] == 201
+    assert await made.get(f"{path}/all-vhosts") == {"status": "ok"}
+    made.shards.shards[1].ready = False
+    queues = made.context.catalog.vhosts["/"].queues
+    away = {name for name in names if queues[name].shard == 1}
+    assert away and away != set(names)
+    for where in ("all-vhosts", "vhost/%2F"):
+        for pattern, wanted in (("", away), ("/pattern/^odd", {n for n in away if "odd" in n})):
+            status, said = await made.call("GET", f"{path}/{where}{pattern}")
+            assert (status, said["reason"]) == (
+                503,
+                "Detected quorum queues without an elected leader",
+            )
+            assert {row["name"] for row in said["queues"]} == wanted
+    assert await made.get(f"{path}/all-vhosts/pattern/none") == {"status": "ok"}
+
+
 async def test_consumers_are_served_during_an_alarm_that_only_blocks_publishers(made: Api) -> None:
     made.shards.shards[0].alarm = "low on disk"
     for path in ("is-in-service", "ready-to-serve-clients"):

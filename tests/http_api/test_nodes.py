@@ -194,6 +194,17 @@ async def test_a_node_is_critical_that_alone_has_definitions_or_quorum_queues(
     assert (await cluster.call("GET", path))[0] == 503
 
 
+async def test_a_queue_has_the_nodes_of_its_shard_as_members(cluster: Api) -> None:
+    know(cluster, [LEADER, OTHER], shard0=[LEADER, OTHER, DOWN])
+    rows = {row["shard"]: row for row in await cluster.get("/api/queues")}
+    for shard, leader, members, online in (
+        (0, LEADER, [LEADER, OTHER, DOWN], [LEADER, OTHER]),
+        (1, OTHER, [OTHER], [OTHER]),  # without copies
+    ):
+        row = rows[shard]
+        assert (row["leader"], row["members"], row["online"]) == (leader, members, online)
+
+
 async def test_logins_are_those_of_the_node(cluster: Api) -> None:
     rows = {row["protocol"]: row for row in await cluster.get(f"/api/auth/attempts/{OTHER}")}
     assert rows["http"]["auth_attempts"] == 0

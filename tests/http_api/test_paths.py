@@ -57,7 +57,7 @@ NOT_HERE = {
 nodes/:/memory/ets nodes/:/memory/ets/: nodes/:/memory/ets/:/relative nodes/:/memory/ets/relative
 process/: top/: top/ets/:
 """,
-    "there is one node, and a quorum queue has no replicas": """
+    "a queue has no replicas of its own": """
 queues/quorum/:/:/replicas/add queues/quorum/:/:/replicas/delete queues/quorum/:/:/status
 queues/quorum/replicas/on/:/grow queues/quorum/replicas/on/:/shrink
 """,

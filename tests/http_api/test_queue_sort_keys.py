@@ -27,6 +27,8 @@ COLUMNS = [
     *queue_sort_keys.NUMBERS,
     *queue_sort_keys.TEXTS,
     *queue_sort_keys.POLICIES,
+    "members",
+    "online",
     "state",
     "name",
     "shard",

@@ -16,6 +16,7 @@ from shardmq.broker.model.arguments import (
     DEADLINE,
     DEFINITION,
     NO_FEDERATION,
+    NO_REPLICAS,
     NUMBER,
     TABLE,
     WHEN_GONE,
@@ -51,6 +52,11 @@ ACTS_OR_NOT = (
     "Some file of broker or shardd must name the argument in quotes (limits_of in "
     "shardd/queues/limits.py), or its row in broker/model/arguments.py says in `no_effect` why "
     "nothing does; not both. READ_OTHERWISE has other spellings."
+)
+
+COPIES = (
+    "durable queues of all types have as many copies as cluster.replicas says, without a cluster "
+    "one"
 )
 
 
@@ -89,14 +95,12 @@ def test_the_sentence_names_what_and_where_and_why() -> None:
         VhostPut("v", default_queue_type="quorum"),
     ]
     assert sentences(asks) == [
-        "default queue type quorum of vhost 'v' is kept without effect: the queue is durable and "
-        "on this host alone: it has no replicas",
+        "default queue type quorum of vhost 'v' is kept without effect: " + COPIES,
         "parameter federation-upstream of 'move' in vhost '/' is kept without effect: "
         + NO_FEDERATION,
-        "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: a queue has "
-        "no replicas of its own",
-        "queue type quorum of queue 'q' in vhost '/' is kept without effect: the queue is durable "
-        "and on this host alone: it has no replicas",
+        "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: "
+        + NO_REPLICAS,
+        "queue type quorum of queue 'q' in vhost '/' is kept without effect: " + COPIES,
     ]
 
 

@@ -21,6 +21,7 @@ from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import REGEX_CHARS_MAX
 from shardmq.broker.controller.peers.front_door import Refused, Rejected, Unavailable
 from shardmq.broker.model import patterns
+from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.checks import ACCESS_REFUSED
 from shardmq.broker.shared.control import QueueDeclare
 from shardmq.shardd.wire.messages import STALLED
@@ -41,6 +42,7 @@ CRITICAL_SHOWN_MAX: Final = 1_000
 CRITICAL: Final = (
     "There are quorum queues that would lose their quorum if the target node is shut down"
 )
+NO_LEADER: Final = "Detected quorum queues without an elected leader"
 ONLY_COPY: Final = (
     "No other node has all definitions: without the target node nothing can be declared"
 )
@@ -119,15 +121,18 @@ async def quorum_critical(call: Call) -> Any:
         for shard in call.context.shards.shards
         if name in (copies := cluster.in_sync_of(shard.number)) and not others & set(copies)
     }
-    if found := await _quorum_queues_on(call.context, shards):
+    vhosts = list(call.context.catalog.vhosts.values())
+    if found := await _quorum_queues_on(shards, vhosts, patterns.compiled("")):
         raise Unhealthy(CRITICAL, queues=found)
     return OK
 
 
-async def _quorum_queues_on(context: Context, shards: set[int]) -> list[dict[str, str]]:
-    """Return the first quorum queues that lie on these shards."""
+async def _quorum_queues_on(
+    shards: set[int], vhosts: list[Vhost], pattern: patterns.Pattern
+) -> list[dict[str, str]]:
+    """Return the first quorum queues that lie on these shards and whose name matches."""
     found, work = list[dict[str, str]](), SlicedWork()
-    for vhost in list(context.catalog.vhosts.values()):
+    for vhost in vhosts:
         queues = list(vhost.queues.values())
         for start in range(0, len(queues), SLICE_QUEUES):
             found += [
@@ -138,7 +143,9 @@ async def _quorum_queues_on(context: Context, shards: set[int]) -> list[dict[str
                     "type": "quorum",
                 }
                 for queue in queues[start : start + SLICE_QUEUES]
-                if queue.shard in shards and queue.arguments.get("x-queue-type") == "quorum"
+                if queue.shard in shards
+                and queue.arguments.get("x-queue-type") == "quorum"
+                and pattern.search(queue.name)
             ]
             if len(found) >= CRITICAL_SHOWN_MAX:
                 return found[:CRITICAL_SHOWN_MAX]
@@ -147,13 +154,16 @@ async def _quorum_queues_on(context: Context, shards: set[int]) -> list[dict[str
 
 
 async def quorum_queues(call: Call) -> Any:
-    """Check that each quorum queue has a leader, which is so: queues elect none."""
-    if "vhost" in call.request.match_info:
-        call.vhost()
+    """Check that each quorum queue has a leader: that its shard serves."""
+    is_of_one = "vhost" in call.request.match_info
+    vhosts = [call.vhost()] if is_of_one else list(call.context.catalog.vhosts.values())
     try:
-        patterns.compiled(call.request.match_info.get("pattern", "")[:REGEX_CHARS_MAX])
+        wanted = patterns.compiled(call.request.match_info.get("pattern", "")[:REGEX_CHARS_MAX])
     except patterns.BadPattern as error:
         raise bad_request(f"pattern: {error}") from None
+    shards = {shard.number for shard in call.context.shards.shards if not shard.ready}
+    if found := await _quorum_queues_on(shards, vhosts, wanted):
+        raise Unhealthy(NO_LEADER, queues=found)
     return OK
 
 

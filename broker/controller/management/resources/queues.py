@@ -83,8 +83,8 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
         "effective_policy_definition": applied.definition,
         "effective_arguments": queue_arguments(queue.arguments, applied.definition),
         "leader": node,
-        "members": [node],
-        "online": [node],
+        "members": list(context.cluster.in_sync_of(queue.shard)),
+        "online": context.cluster.online_of(queue.shard),
         "state": "paused" if queue.paused else "running",
     }
     if queue.part is not None:

@@ -60,8 +60,8 @@ TEXTS: Final[dict[str, Callable[[QueuePut], Any]]] = {
     "arguments": lambda q: str(q.arguments),
     "exclusive": lambda q: bool(q.owner),
 }
-# The columns that are nodes: without copies all of them are the node of the shard.
-NODES: Final = frozenset(("node", "leader", "members", "online"))
+# The columns that are the node of the shard.
+NODES: Final = frozenset(("node", "leader"))
 POLICIES: Final[dict[str, Callable[[Applied], str]]] = {
     "policy": lambda applied: applied.policy or "",
     "operator_policy": lambda applied: applied.operator_policy or "",
@@ -77,6 +77,10 @@ async def keys(context: Context, column: str) -> Keys[QueuePut] | None:
     if column in NODES:
         node = context.cluster.of_shard
         return lambda part: [node(queue.shard) for queue in part]
+    if column in ("members", "online"):
+        view = context.cluster
+        names = view.in_sync_of if column == "members" else view.online_of
+        return lambda part: [str(list(names(queue.shard))) for queue in part]
     if column in POLICIES:
         return _policies(context, POLICIES[column])
     if column == "state":
