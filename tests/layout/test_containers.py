@@ -29,6 +29,7 @@ STATEFUL_SET = MANIFESTS["StatefulSet", "shardmq"]["spec"]
 POD = STATEFUL_SET["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 BROKER = COMPOSE["services"]["shardmq"]
+NODES = [COMPOSE["services"][f"node-{number}"] for number in (1, 2, 3)]
 PORTS = {"amqp": 5672, "http": 15672, "metrics": 15692}
 VARIABLE = re.compile(r"\bSHARDMQ_[A-Z0-9_]+")
 
@@ -89,8 +90,10 @@ def broken_secrets(compose: dict[str, Any]) -> list[tuple[str, str]]:
 
 def test_no_read_only_service_has_a_secret_that_must_be_written_into_it() -> None:
     assert broken_secrets(COMPOSE) == []
-    broken = {**COMPOSE, "secrets": {"broker_password": {"environment": "BROKER_PASSWORD"}}}
-    assert broken_secrets(broken) == [("shardmq", "broker_password")]
+    written = {**COMPOSE["secrets"], "broker_password": {"environment": "BROKER_PASSWORD"}}
+    assert broken_secrets({**COMPOSE, "secrets": written}) == [
+        (name, "broker_password") for name in ("shardmq", "node-1", "node-2", "node-3")
+    ]
 
 
 def test_a_password_beside_the_files_is_neither_committed_nor_sent_to_the_build() -> None:
@@ -102,8 +105,12 @@ def test_a_password_beside_the_files_is_neither_committed_nor_sent_to_the_build(
 
 @pytest.mark.parametrize(
     "environment",
-    [BROKER["environment"], {one["name"]: one["value"] for one in CONTAINER["env"]}],
-    ids=["compose", "kubernetes"],
+    [
+        BROKER["environment"],
+        NODES[0]["environment"],
+        {one["name"]: one["value"] for one in CONTAINER["env"]},
+    ],
+    ids=["compose", "node", "kubernetes"],
 )
 def test_the_broker_takes_the_variables_and_lets_the_first_user_in(
     environment: dict[str, str], tmp_path: Path
@@ -115,11 +122,36 @@ def test_the_broker_takes_the_variables_and_lets_the_first_user_in(
         for name, value in environment.items()
     }
     text = MANIFESTS["ConfigMap", "shardmq"]["data"]["broker.toml"]
-    (tmp_path / "broker.toml").write_text(text if environment is not BROKER["environment"] else "")
+    is_pod = "SHARDMQ_SHARDS_COUNT" in environment
+    (tmp_path / "broker.toml").write_text(text if is_pod else "")
     settings = read(tmp_path / "broker.toml", from_environment(given)).settings
     assert settings.users.default_user != "guest"  # who may log in from the container alone
     assert settings.users.default_pass == "s3cret"
     assert settings.users.http_without_tls  # else the page takes no password from outside
+
+
+def test_three_nodes_and_an_etcd_start_where_they_are_named_and_share_what_nodes_share(
+    tmp_path: Path,
+) -> None:
+    etcd = COMPOSE["services"]["etcd"]
+    assert all(service["profiles"] == ["cluster"] for service in (etcd, *NODES))
+    assert "profiles" not in BROKER
+    for node in NODES:
+        assert node["depends_on"] == ["etcd"]
+        assert node["environment"] == NODES[0]["environment"]
+        assert Path(node["environment"]["SHARDMQ_CLUSTER_SECRET_FILE"]).name in node["secrets"]
+    # What each has for itself. The name of a node is that of its host.
+    for one in ("hostname", "volumes", "ports"):
+        assert len({str(node[one]) for node in NODES}) == len(NODES)
+    ports = [port.split(":") for node in NODES for port in node["ports"]]
+    assert {int(inside) for _, inside in ports} == {PORTS["amqp"], PORTS["http"]}
+    assert len({outside for outside, _ in ports}) == len(ports)
+    given = NODES[0]["environment"].items()
+    (tmp_path / "secret").write_text("long")
+    files = {name: str(tmp_path / "secret") for name, _ in given if name.endswith("_FILE")}
+    settings = read(None, from_environment(dict(given) | files)).settings
+    assert f"--advertise-client-urls={settings.cluster.endpoints[0]}" in etcd["command"]
+    assert (settings.cluster.name, settings.cluster.secret) == ("orders", "long")
 
 
 def test_a_stop_has_the_time_of_a_drain() -> None:
