@@ -17,10 +17,10 @@ from shardmq.supervisor.formats import KINDS, VERSION
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PAGES = sorted(DEPLOY.glob("*.md"))
-COMMAND = re.compile(r"(?<![\w/.-])shardctl ((?:[a-z_]+ )*[a-z_]+)")
+COMMAND = re.compile(r"(?<![\w/.-])shardctl ((?:[a-z_]+ )*[a-z_]+(?:-[a-z]+)?)")
 LINK = re.compile(r"\]\(([^)\s:]*)#([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-GROUPS = ("context", "definitions", "diagnostics", "pipeline", "ring", "route", "shards", "store")
+GROUPS = ("cluster", "context", "definitions", "diagnostics", "pipeline", "ring", "route", "shards", "store")
 
 
 def anchors(document: Path) -> set[str]:
