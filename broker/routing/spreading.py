@@ -151,7 +151,7 @@ class ModulusHash(Spread):
 class Chance(Spread):
     """x-random and x-local-random: any destination, with equal chances.
 
-    All queues are local, because a host is one node.
+    The queues of all nodes count as local: front doors reach them alike.
     """
 
     how: How = "chance"

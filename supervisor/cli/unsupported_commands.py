@@ -18,13 +18,18 @@ ANYTHING: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_opt
 # The names of commands, each group with the reason why the broker does not have them.
 GROUPS: Final = (
     (
-        "a broker is one host, with a shard for each core; there is no cluster to change",
+        "the section [cluster] of the settings makes a host a node; shardctl cluster forget NODE"
+        " takes one out for good",
         "join_cluster forget_cluster_node change_cluster_node_type rename_cluster_node force_boot"
         " update_cluster_nodes discover_peers metadata_store_status",
     ),
     (
+        "shardctl cluster rebalance moves queues until each shard has about as many",
+        "rebalance",
+    ),
+    (
         "a queue has no replicas of its own; for the copies of shards: shardctl cluster shards",
-        "sync_queue cancel_sync_queue rebalance grow shrink add_member delete_member quorum_status"
+        "sync_queue cancel_sync_queue grow shrink add_member delete_member quorum_status"
         " transfer_leadership reclaim_quorum_memory add_replica delete_replica restart_stream"
         " stream_status coordinator_status force_checkpoint",
     ),

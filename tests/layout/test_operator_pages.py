@@ -20,7 +20,17 @@ PAGES = sorted(DEPLOY.glob("*.md"))
 COMMAND = re.compile(r"(?<![\w/.-])shardctl ((?:[a-z_]+ )*[a-z_]+(?:-[a-z]+)?)")
 LINK = re.compile(r"\]\(([^)\s:]*)#([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-GROUPS = ("cluster", "context", "definitions", "diagnostics", "pipeline", "ring", "route", "shards", "store")
+GROUPS = (
+    "cluster",
+    "context",
+    "definitions",
+    "diagnostics",
+    "pipeline",
+    "ring",
+    "route",
+    "shards",
+    "store",
+)
 
 
 def anchors(document: Path) -> set[str]:

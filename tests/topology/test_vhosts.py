@@ -77,7 +77,7 @@ def test_what_is_said_of_a_vhost_travels_with_definitions_and_outlives_a_restart
         )
         assert status(broker, f"/api/vhosts/{name}", "guest", "guest", "DELETE") == 204
         said = status(broker, "/api/definitions", "guest", "guest", "POST", exported)
-        assert said == 200  # with a warning: quorum queues have no replicas here
+        assert said == 200  # with a warning: a quorum queue is like any other
         assert _of(_definitions(broker), name)["metadata"] == about
         broker.stop()
     finally:
