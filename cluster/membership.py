@@ -7,6 +7,7 @@ data directory from another one which is started under the name of the same node
     /shardmq/NAME/members/ID    Member     a node of the cluster, whether it runs or not
     /shardmq/NAME/forgotten/ID  Forgotten  a node that was one, and may not come back
     /shardmq/NAME/secret        bytes      a fingerprint, so that no node with another secret joins
+    /shardmq/NAME/refused       Refused    the last node that was refused, for other logs
 """
 
 from __future__ import annotations
@@ -75,6 +76,17 @@ class Forgotten(Member, frozen=True):
     burnt: list[int] = []
 
 
+class Refused(Struct, frozen=True):
+    """A node that could not be of the cluster: its name, its address, and why."""
+
+    name: str
+    address: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address}: {self.why}"
+
+
 class Place(Struct, frozen=True):
     """The content of `cluster.json`. The number is UNCLAIMED before the first claim."""
 
@@ -93,6 +105,19 @@ def members_key(keys: KeyNames) -> str:
 def forgotten_key(keys: KeyNames, number: int | str = "") -> str:
     """Return the key that says that a node was forgotten, or how the keys of all those begin."""
     return f"{keys.all}forgotten/{number}"
+
+
+def refused_key(keys: KeyNames) -> str:
+    """Return the key of the last node that was refused."""
+    return f"{keys.all}refused"
+
+
+def refused_of(pair: Pair) -> Refused:
+    """Return the node that was refused. Raises BadRecord."""
+    try:
+        return msgspec.json.decode(pair.value, type=Refused)
+    except BAD_JSON as error:
+        raise BadRecord(f"{pair.key}: no node that was refused: {error}") from None
 
 
 def read_place(data_dir: Path, cluster: str, node: str) -> Place:
@@ -164,6 +189,10 @@ class Claims:
         there = None if outcome.succeeded else outcome.pairs[0]
         if there is not None and there.value != fingerprint:
             raise NoPlace("the cluster has another secret than cluster.secret says")
+
+    async def tell_refused(self, refused: Refused) -> None:
+        """Tell the nodes of the cluster that a node was refused, so that their logs say why."""
+        await self._etcd.transact([], [Put(refused_key(self._keys), msgspec.json.encode(refused))])
 
     async def number(self, place: Place) -> Place:
         """Return the place with the number of the node, which is claimed if there is none yet.

@@ -25,6 +25,8 @@ from shardmq.cluster.lease import Barred, Lease
 from shardmq.cluster.membership import (
     Claims,
     NoPlace,
+    Place,
+    Refused,
     Seats,
     forgotten_key,
     read_place,
@@ -102,7 +104,7 @@ class Member:
     `failed` is called with the task that renews the lease, when that task has ended by itself.
 
     Raises:
-        ConfigError: A setting is wrong, or the directory is that of another node or cluster.
+        ConfigError: A setting is wrong, or the place of the node cannot be read.
     """
 
     failed: Callable[[asyncio.Task[None]], None]
@@ -124,16 +126,21 @@ class Member:
         self.replicas = replicas
         from shardmq.cluster.etcd import Etcd, Tls  # only a node of a cluster needs it
 
+        self._why_misplaced = ""
         try:
             self.place = read_place(data_dir, settings.name, self.name)
+        except NoPlace as error:  # which `join` tells the other nodes, too
+            self._why_misplaced = str(error)
+            self.place = Place(settings.name, self.name, identity="")
+        except OSError as error:
+            raise ConfigError(f"cluster: {error}") from None
+        try:
             self._etcd = Etcd(
                 settings.endpoints,
                 user=settings.etcd_user,
                 password=settings.etcd_password,
                 tls=Tls(settings.etcd_ca, settings.etcd_cert, settings.etcd_key),
             )
-        except NoPlace as error:
-            raise ConfigError(f"cluster: {error}") from None
         except (ValueError, OSError) as error:
             raise ConfigError(f"cluster.etcd: {error}") from None
         # The shards that have copies here, those of this node first: the socket for those who have
@@ -156,6 +163,8 @@ class Member:
             ConfigError: The node cannot be of this cluster.
         """
         claims = self._claims
+        if self._why_misplaced:
+            raise await self._refusal(self._why_misplaced)
         self._keys = await asyncio.to_thread(keys_of, self._settings.secret, self._settings.name)
         while True:
             try:
@@ -169,7 +178,9 @@ class Member:
                 log.warning("%s", text)
                 tell(text)
                 await asyncio.sleep(AGAIN_S)
-            except (NoPlace, BadRecord) as error:
+            except NoPlace as error:
+                raise await self._refusal(str(error)) from None
+            except BadRecord as error:
                 raise ConfigError(f"cluster: {error}") from None
             except EtcdRefused as error:
                 raise ConfigError(f"cluster.etcd: {error}") from None
@@ -178,6 +189,14 @@ class Member:
             self.place = place
         log.info("node %d of cluster '%s', shards %s", place.number, place.cluster, place.shards)
         return own + seats
+
+    async def _refusal(self, why: str) -> ConfigError:
+        """Tell the other nodes why this one is refused, if etcd answers; return the error."""
+        try:
+            await self._claims.tell_refused(Refused(self.name, self.address, why))
+        except (EtcdAway, EtcdRefused) as error:
+            log.warning("the other nodes do not hear that this one is refused: %s", error)
+        return ConfigError(f"cluster: {why}")
 
     def open_seat(self, shard: int, sockets: Sockets) -> None:
         """Open the sockets of a shard that has copies here. Raises ConfigError."""

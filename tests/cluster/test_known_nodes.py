@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from shardmq.broker.controller.nodes.nodes import Nodes
-from shardmq.cluster.membership import Member, Seats, members_key
-from shardmq.cluster.pairs import Changes, Listing, Pair
+from shardmq.cluster.membership import Member, Refused, Seats, members_key, refused_key
+from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
 from shardmq.cluster.records import Copies, KeyNames, Node, encoded
 from shardmq.cluster.rules import Record
 from shardmq.cluster.secret import keys_of
@@ -80,6 +80,19 @@ async def test_a_node_that_etcd_has_no_more_says_so_once(
     assert caplog.text == ""
     await Watching(there, gone, Changes((alive,), 4)).nodes.run()
     assert caplog.text.count("etcd does not have this node any more") == 1
+
+
+async def test_the_other_nodes_log_why_a_node_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+    refused = Refused("stranger", "192.0.2.9", "another secret")
+    said = pair(refused_key(KEYS), msgspec.json.encode(refused))
+    await Watching(Listing((said,), 3)).nodes.run()
+    assert caplog.text == "", "nobody knows when that was"
+    gone, bad = Deleted(said.key, 6), pair(said.key, b"[]", 7)
+    alive = pair(KEYS.node(1), encoded(node(1)))
+    watching = Watching(Listing((), 3), Changes((said,), 5), Changes((gone, bad, alive), 7))
+    await watching.nodes.run()
+    assert caplog.text.count("a node was refused: stranger at 192.0.2.9: another secret") == 1
+    assert watching.seen == [[], [], ["n1"]]
 
 
 async def test_a_node_without_a_port_for_nodes_is_not_reached() -> None:

@@ -366,22 +366,37 @@ def refusal(
 def test_who_is_no_node_of_the_cluster_is_told_why(cluster: RealCluster, tmp_path: Path) -> None:
     etcd, variables = cluster.etcd, node_environment()
     arguments = node_arguments(etcd, "node-1")
-    assert "has a node 'shardmq@node-1' with another data directory" in refusal(
-        tmp_path / "other", *arguments, **variables
+
+    def is_refused(why: str, said: str) -> None:
+        """Check that both sides say why."""
+        assert why in said
+        for node in cluster.nodes:
+            wait_until(lambda node=node: why in node.log_path.read_text(), "the other side")  # type: ignore[misc]
+
+    is_refused(
+        "has a node 'shardmq@node-1' with another data directory",
+        refusal(tmp_path / "other", *arguments, **variables),
     )
     (tmp_path / "own" / "shard-07").mkdir(parents=True)
-    assert "only the first node of a cluster may bring data" in refusal(
-        tmp_path / "own", *node_arguments(etcd, "node-9"), **variables
+    is_refused(
+        "only the first node of a cluster may bring data",
+        refusal(tmp_path / "own", *node_arguments(etcd, "node-9"), **variables),
     )
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "cluster.json").write_text(
         '{"cluster":"tea","node":"shardmq@a","identity":"00"}'
     )
-    assert "belongs to the node 'shardmq@a' of the cluster 'tea'" in refusal(
-        tmp_path / "moved", *node_arguments(etcd, "a"), **variables
+    is_refused(
+        "belongs to the node 'shardmq@a' of the cluster 'tea'",
+        refusal(tmp_path / "moved", *node_arguments(etcd, "a"), **variables),
     )
-    assert "the cluster has another secret than cluster.secret says" in refusal(
-        tmp_path / "stranger", *node_arguments(etcd, "a"), **node_environment("another secret")
+    is_refused(
+        "the cluster has another secret than cluster.secret says",
+        refusal(
+            tmp_path / "stranger",
+            *node_arguments(etcd, "stranger"),
+            **node_environment("another secret"),
+        ),
     )
     del variables["SHARDMQ_CLUSTER_SECRET"]
     assert "cluster.secret: it must be set" in refusal(

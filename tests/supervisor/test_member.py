@@ -15,6 +15,8 @@ import pytest
 
 from shardmq.broker.controller.config import Cluster as ClusterOfController
 from shardmq.cluster.lease import Barred
+from shardmq.cluster.membership import Place, Refused, write_place
+from shardmq.cluster.pairs import EtcdAway
 from shardmq.cluster.secret import keys_of
 from shardmq.supervisor.config import Cluster, ConfigError
 from shardmq.supervisor.member import Member
@@ -48,6 +50,28 @@ def test_children_hear_after_how_long_other_nodes_take_over(tmp_path: Path) -> N
     assert plan.controller is not None
     told = msgspec.convert({**plan.controller, "release": "1"}, ClusterOfController)
     assert (plan.node_timeout_s, told.node_timeout_s) == (9, 9)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_node_of_another_cluster_is_refused_and_the_others_are_told(
+    tmp_path: Path, is_away: bool
+) -> None:
+    write_place(tmp_path, Place("coffee", "shardmq@b", "identity", 0))
+    settings = Cluster(name="tea", secret="a secret of the tests", address="127.0.0.1", node="a")
+    member, told = Member(settings, tmp_path, 0, (), 1), list[Refused]()
+
+    async def tell(refused: Refused) -> None:
+        if is_away:
+            raise EtcdAway("etcd is away")
+        told.append(refused)
+
+    member._claims.tell_refused = tell  # type: ignore[method-assign]
+    why = "belongs to the node 'shardmq@b' of the cluster 'coffee', not to 'shardmq@a' of 'tea'"
+    with pytest.raises(ConfigError, match=f"^cluster: .* {why}$"):
+        await member.join(lambda text: None)
+    assert [str(each) for each in told] == (
+        [] if is_away else [f"shardmq@a at 127.0.0.1: {tmp_path} {why}"]
+    )
 
 
 async def test_the_end_of_the_lease_is_told(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from shardmq.broker.controller.cluster_view import KnownNode
 from shardmq.broker.shared.control import ShardElsewhere
 from shardmq.cluster.etcd import Etcd
-from shardmq.cluster.membership import member_of, members_key
+from shardmq.cluster.membership import member_of, members_key, refused_key, refused_of
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
 from shardmq.cluster.record_store import RecordAway
 from shardmq.cluster.record_store import decoded as record_of
@@ -54,6 +54,7 @@ class Nodes:
         self._etcd = etcd
         self._keys = keys
         self._members = members_key(keys)
+        self._refused = refused_key(keys)
         self._own = own
         self._was_member = False
         self._changed = changed
@@ -74,6 +75,11 @@ class Nodes:
             found = news.changes
         for each in found:
             try:
+                if each.key == self._refused:
+                    # A listing has one that these nodes have heard of, or none of them did.
+                    if isinstance(each, Pair) and not isinstance(news, Listing):
+                        log.error("a node was refused: %s", refused_of(each))
+                    continue
                 self._take(each)
             except (BadRecord, RecordAway) as error:  # it must not hide those behind it
                 log.error("etcd has a wrong value: %s", error)
