@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import re
 import ssl
 import time
@@ -244,6 +245,17 @@ class Tls(NamedTuple):
     cert: str = ""
     key: str = ""
 
+    def stamp(self) -> list[tuple[int, ...]]:
+        """Return what tells these files from those that may come in their places."""
+        found = list[tuple[int, ...]]()
+        for path in filter(None, self):
+            try:
+                about = os.stat(path)
+                found.append((about.st_ino, about.st_size, about.st_mtime_ns))
+            except OSError:
+                found.append(())
+        return found
+
     def context(self) -> ssl.SSLContext:
         """Return the context of a client. Raises ValueError with the file that cannot be used."""
         try:
@@ -345,7 +357,11 @@ class Etcd:
         self._tls = tls
         self._is_secure = any(endpoint.startswith("https:") for endpoint in self.endpoints)
         self._ssl: ssl.SSLContext | bool = True
-        self.reload()
+        self._stamp: list[tuple[int, ...]] = []
+        # TLS is used for https alone, and the certificates of the system take time to load.
+        if self._is_secure:
+            self._stamp = tls.stamp()
+            self._ssl = tls.context()
         self._user = user
         self._password = password
         self._attempt_s = attempt_s
@@ -358,11 +374,15 @@ class Etcd:
         self._at = 0  # the endpoint that is asked first
         self._session: aiohttp.ClientSession | None = None
 
-    def reload(self) -> None:
-        """Read the files for TLS again, for later connections. Raises ValueError, as at first."""
-        # TLS is used for https alone, and the certificates of the system take time to load.
-        if self._is_secure:
+    def _reload(self) -> None:
+        """Read the files for TLS again if they have changed, for later connections."""
+        if not self._is_secure or (stamp := self._tls.stamp()) == self._stamp:
+            return
+        self._stamp = stamp
+        try:
             self._ssl = self._tls.context()
+        except ValueError as error:  # such as a certificate whose key comes in a moment
+            log.warning("the files for etcd stay as they were: %s", error)
 
     async def __aenter__(self) -> Etcd:
         return self
@@ -658,6 +678,7 @@ class Etcd:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._attempt_s),
                 auto_decompress=False,
             )
+        self._reload()
         return await self._session.post(
             f"{endpoint}/v3/{path}",
             data=msgspec.json.encode(body),

@@ -175,19 +175,19 @@ async def test_strangers_are_not_spoken_to(
 
 
 async def test_certificates_that_were_replaced_are_read_again(
-    secure: RealEtcd, files: dict[str, Path], tmp_path: Path
+    secure: RealEtcd, files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = tmp_path / "own.pem"
     own.write_bytes(files["stranger"].read_bytes())
     async with Etcd(secure.endpoints, tls=Tls(str(files["ca"]), str(own)), call_s=0.3) as etcd:
-        own.write_bytes(files["client"].read_bytes())
         with pytest.raises(EtcdAway):
             await etcd.get("/absent")
-        etcd.reload()
-        own.unlink()
-        with pytest.raises(ValueError, match=f"{own}: No such file"):
-            etcd.reload()
+        own.write_bytes(files["client"].read_bytes())
         assert await etcd.get("/absent") is None
+        own.unlink()
+        for _ in range(2):
+            assert await etcd.get("/absent") is None
+        assert caplog.text.count(f"stay as they were: etcd's cert and key: {own}") == 1
 
 
 async def test_a_certificate_for_another_host_is_not_believed(
