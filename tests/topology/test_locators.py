@@ -28,12 +28,17 @@ class Cluster(World):
         super().__init__(nodes=NODES)
 
     def declare_queue(
-        self, name: str, client_at: int | None, asked_at: str = "", **arguments: Any
+        self,
+        name: str,
+        client_at: int | None,
+        asked_at: str = "",
+        exclusive: bool = False,
+        **arguments: Any,
     ) -> int:
         """Declare a queue and return the number of its node."""
         owner = "" if client_at is None else f"{client_at * DOORS_PER_NODE + 1}.5.7"
         named = {key.replace("_", "-"): value for key, value in arguments.items()}
-        ask = QueueDeclare("/", name, True, False, False, named)
+        ask = QueueDeclare("/", name, True, False, exclusive, named)
         self._apply(self.decisions.decide(ask, owner, asked_at).changes)
         return self.vhost.queues[name].shard // 2
 
@@ -50,6 +55,17 @@ def test_client_local_is_the_node_whose_front_door_was_asked(name: str) -> None:
             found = cluster.declare_queue(f"{at}-{queue}", at, **{name: "client-local"})
             assert found == at
     assert len({queue.shard for queue in cluster.vhost.queues.values()}) == 6
+
+
+@pytest.mark.parametrize("arguments", [{}, {NEW: "balanced"}, {OLD: "random"}])
+def test_an_exclusive_queue_is_at_the_node_of_its_connection(arguments: dict[str, Any]) -> None:
+    cluster = Cluster()
+    for at in range(3):
+        for queue in range(8):
+            name = f"{at}-{queue}"
+            assert cluster.declare_queue(name, at, exclusive=True, **arguments) == at
+    cluster.ask(ParameterPut("", DRAINED_NODES, "n1", True))
+    assert {cluster.declare_queue(f"q{n}", 1, exclusive=True) for n in range(30)} == {0, 2}
 
 
 @pytest.mark.row("C1.14", "K9")

@@ -15,12 +15,20 @@ from shardmq.broker.shared.control import node_of
 
 
 def shard_for(
-    inputs: Inputs, vhost: Vhost, name: str, arguments: dict[str, Any], owner: str
+    inputs: Inputs,
+    vhost: Vhost,
+    name: str,
+    arguments: dict[str, Any],
+    owner: str,
+    is_exclusive: bool = False,
 ) -> int:
-    """Return the shard for a new queue that a connection declares; `owner` is "" for none."""
+    """Return the shard for a new queue that a connection declares; `owner` is "" for none.
+
+    An exclusive queue is always at the node of its connection, as in RabbitMQ.
+    """
     locator = _locator(vhost, name, arguments) if arguments or vhost.policies else None
     places = inputs.places
-    if locator == CLIENT_LOCAL:
+    if locator == CLIENT_LOCAL or is_exclusive:
         return places.at_node(_node_of_client(inputs, owner), vhost.name, name)
     if locator in FEWEST_QUEUES:
         return places.with_fewest(inputs.catalog.index.count_on)

@@ -43,7 +43,7 @@ def declare(inputs: Inputs, ask: QueueDeclare, owner: str) -> Decision:
         ask.vhost,
         name,
         inputs.new_queue_id(),
-        shard_for(inputs, vhost, name, arguments, owner),
+        shard_for(inputs, vhost, name, arguments, owner, ask.exclusive),
         durable,
         ask.auto_delete,
         owner if ask.exclusive else "",
