@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -203,6 +204,20 @@ async def test_a_queue_has_the_nodes_of_its_shard_as_members(cluster: Api) -> No
     ):
         row = rows[shard]
         assert (row["leader"], row["members"], row["online"]) == (leader, members, online)
+
+
+async def test_rabbitmqs_rebalancing_moves_queues_in_a_cluster_only(
+    api: Api,
+) -> None:
+    begun: list[str] = []
+    for context, wanted in ((api.context, []), (await in_cluster(api), ["moves"])):
+        fake: Any = SimpleNamespace(rebalance=lambda: begun.append("moves"))
+        server = TestServer(api_app(replace(context, relocating=fake)))
+        await server.start_server(**SERVER)
+        async with TestClient(server) as client:
+            called = replace(api, client=client)
+            assert (await called.call("POST", "/api/rebalance/queues"))[0] == 204
+        assert begun == wanted
 
 
 async def test_logins_are_those_of_the_node(cluster: Api) -> None:

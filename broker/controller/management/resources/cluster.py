@@ -49,10 +49,6 @@ async def enable_feature(call: Call) -> None:
         raise bad_request("unsupported")
 
 
-async def rebalance(call: Call) -> None:
-    """Do nothing: no queue has replicas, and the others stay on the shard with their messages."""
-
-
 async def auth(call: Call) -> Any:
     """Show that OAuth 2 is not in use."""
     return {"oauth_enabled": False}
@@ -92,7 +88,6 @@ ROUTES = [
     Route("GET", "/api/extensions", nothing),
     Route("GET", "/api/feature-flags", nothing, "administrator"),
     Route("PUT", "/api/feature-flags/{feature}/enable", enable_feature, "administrator"),
-    Route("POST", "/api/rebalance/queues", rebalance, "administrator"),
     Route("GET", "/api/deprecated-features", nothing, "administrator"),
     Route("GET", "/api/deprecated-features/used", nothing, "administrator"),
     Route("GET", "/api/auth", auth),

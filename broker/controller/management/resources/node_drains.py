@@ -97,6 +97,12 @@ async def rebalance(call: Call) -> list[dict[str, Any]]:
     return [_shown(each, call) for each in planned]
 
 
+async def rebalance_as_rabbitmq(call: Call) -> None:
+    """Move queues in a cluster, as /api/cluster/rebalance does; do nothing on one host."""
+    if call.context.cluster.is_cluster:
+        _relocating(call).rebalance()
+
+
 class ForgetBody(msgspec.Struct):
     """`lose` says that the queues on the node may be lost."""
 
@@ -153,4 +159,5 @@ ROUTES = [
     Route("DELETE", DRAIN, cancel, "administrator"),
     Route("POST", "/api/nodes/{node}/forget", forget, "administrator", body=ForgetBody),
     Route("POST", "/api/cluster/rebalance", rebalance, "administrator", body=RebalanceBody),
+    Route("POST", "/api/rebalance/queues", rebalance_as_rabbitmq, "administrator"),
 ]
