@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from typing import Annotated, Any
 
@@ -76,7 +75,7 @@ def drain(
                     f"queue '{each['name']}' in vhost '{each['vhost']}' stays: {each['why']}",
                     err=True,
                 )
-            fail(f"{said} queues stay on {thing}")
+            fail(f"{said} queue{'s stay' if said > 1 else ' stays'} on {thing}")
         time.sleep(LOOK_S)
 
 
@@ -138,7 +137,7 @@ def elect_unclean(
 def join(
     api: Api,
     name: Annotated[
-        str, typer.Argument(metavar="[NODE]", help="Default: the node of this host.")
+        str, typer.Argument(metavar="[NODE]", help="Default: the node that is asked.")
     ] = "",
     within: Annotated[float, typer.Option(help="Seconds to wait.")] = 60.0,
 ) -> None:
@@ -146,14 +145,15 @@ def join(
 
     A node joins by its settings when it starts; this command only waits for that.
     """
-    name = name or socket.gethostname()
+    name = name or api.get("overview")["node"]
     until, waits = time.monotonic() + within, False
     while True:
         rows = api.get("nodes")
         row = next((row for row in rows if _is_named(row, name)), None)
         if row is not None and row["running"] and "uptime" in row:
             shards = ", ".join(map(str, row.get("shards", ())))
-            typer.echo(f"{row['name']} takes part, with the shards {shards}")
+            has = f"with the shards {shards}" if shards else "and leads no shard yet"
+            typer.echo(f"{row['name']} takes part, {has}")
             return
         if time.monotonic() > until:
             fail(f"node '{name}' does not take part after {within:g} s")

@@ -493,7 +493,11 @@ def test_queues_change_their_nodes_by_command(
             "new_homes": {"3": "shardmq@n"},
         },
         "/api/shards/3/elect-unclean/n": {"shard": 3, "node": "n", "term": 9, "loss": "12 may go"},
-        "/api/nodes": [{"name": "shardmq@n", "running": True, "uptime": 1, "shards": [2, 3]}],
+        "/api/nodes": [
+            {"name": "shardmq@n", "running": True, "uptime": 1, "shards": [2, 3]},
+            {"name": "shardmq@m", "running": True, "uptime": 1, "shards": []},
+        ],
+        "/api/overview": {"node": "shardmq@n"},
     }.items():
         monkeypatch.setitem(ANSWERS, path, answer)
     for command, asked, status, said in (
@@ -527,12 +531,14 @@ def test_queues_change_their_nodes_by_command(
             "n leads shard 3 in term 9",
         ),
         (["cluster", "join", "n"], None, 0, "shardmq@n takes part, with the shards 2, 3"),
+        (["cluster", "join"], None, 0, "shardmq@n takes part"),
+        (["cluster", "join", "m"], None, 0, "shardmq@m takes part, and leads no shard yet"),
         (["cluster", "join", "x", "--within", "0"], None, 1, "does not take part"),
         (
             ["cluster", "join", "x", "--within", "0.1"],
             None,
             1,
-            "waiting up to 0.1 s for node 'x': the cluster of shardmq@n has no such node yet",
+            "for node 'x': the cluster of shardmq@n, shardmq@m has no such node yet",
         ),
         (["cluster", "drain", "nosuch"], None, 1, "node 'nosuch' does not exist"),
     ):
