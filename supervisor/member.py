@@ -149,6 +149,7 @@ class Member:
         self._claims = Claims(self._etcd, settings.name)
         self._lease = Lease(self._etcd, settings.node_timeout_s, _lease_changed)
         self._holding: asyncio.Task[None] | None = None
+        self._taking: asyncio.Task[None] | None = None
         self._incarnation = time.time_ns() // 1_000_000
 
     async def join(self, tell: Callable[[str], None]) -> list[int]:
@@ -319,9 +320,12 @@ class Member:
     async def take_seats(self, taken: Callable[[int], None]) -> None:
         """Take copies of shards of other nodes, as long as these have fewer than `replicas`.
 
+        `leave` cancels the task that does this.
+
         Args:
             taken: Called with each shard that this node is to have a copy of, at least once.
         """
+        self._taking = asyncio.current_task()
         names, number = KeyNames(self._settings.name), self.place.number
         seats = Seats(names, number, self.replicas, self._settings.replace_after_s)
         changed = asyncio.Event()
@@ -368,6 +372,9 @@ class Member:
 
     async def leave(self) -> None:
         """End the lease, so that the other nodes need not wait for its end."""
+        if self._taking is not None:  # its watch must end before the connections do
+            self._taking.cancel()
+            await asyncio.gather(self._taking, return_exceptions=True)
         if self._holding is not None:
             self._holding.cancel()
             await asyncio.gather(self._holding, return_exceptions=True)

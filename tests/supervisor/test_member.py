@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +83,33 @@ async def test_the_end_of_the_lease_is_told(tmp_path: Path) -> None:
             await asyncio.sleep(0)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         ended[0].result()
+
+
+async def test_who_leaves_takes_no_copies_any_more_before_the_connections_end(
+    tmp_path: Path,
+) -> None:
+    """A watch that is cut off by this node itself would be taken for a fault of the supervisor."""
+    settings = Cluster(name="tea", secret="a secret of the tests", address="127.0.0.1", node="a")
+    member, steps = Member(settings, tmp_path, 0, (), 3), list[str]()
+
+    async def watch(prefix: str) -> AsyncIterator[Any]:
+        steps.append("watches")
+        try:
+            yield await asyncio.Event().wait()
+        finally:
+            steps.append("watches no more")
+
+    async def close() -> None:
+        steps.append("closed")
+
+    member._etcd.watch = watch  # type: ignore[method-assign, assignment]
+    member._etcd.close = close  # type: ignore[method-assign]
+    taking = asyncio.create_task(member.take_seats(lambda shard: None))
+    while not steps:
+        await asyncio.sleep(0)
+    await member.leave()
+    assert steps == ["watches", "watches no more", "closed"]
+    assert taking.cancelled()
 
 
 async def test_a_node_that_was_forgotten_while_it_ran_is_told_why(tmp_path: Path) -> None:
