@@ -97,6 +97,10 @@ def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
         server.watch(lifeline, lost_supervisor)
     if seat is not None:
         server.watch(seat.fd, look_at_seat)
+        # Until its first turn, what begins to lead waits for syncs of nodes that may be gone.
+        signals.stopping = lambda: seat.leave_within(LAST_SYNCS_S_MAX)
+        if signals.stop:
+            signals.stopping()
     status = 0
     try:
         server.begin()

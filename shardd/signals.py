@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 WAKES_BYTES = 4096
 
@@ -14,11 +15,13 @@ WAKES_BYTES = 4096
 class Signals:
     """The signals of the process, from the moment this object is made.
 
-    `fd` becomes readable when a signal came, and then `take` must be called. `stop` is set at once.
+    `fd` becomes readable when a signal came, and then `take` must be called. `stop` is set at once,
+    and `stopping` is called then, also while the process waits for something else.
     """
 
     def __init__(self) -> None:
         self.stop = False
+        self.stopping: Callable[[], None] = lambda: None
         self._reload = False
         self.fd, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -34,6 +37,7 @@ class Signals:
 
     def _on_stop(self, number: int, frame: object) -> None:
         self.stop = True
+        self.stopping()
 
     def _on_reload(self, number: int, frame: object) -> None:
         self._reload = True

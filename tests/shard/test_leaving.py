@@ -1,0 +1,37 @@
+"""A shard that is asked to end does so within a bound, whatever it waits for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardmq.cluster.replicated_files import Deposed
+from shardmq.shardd import process
+from shardmq.supervisor import notify
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_who_begins_to_lead_is_not_held_by_the_syncs_of_nodes_that_are_gone(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Its first syncs are in the thread that would look at signals otherwise."""
+    left, bounds = list[float](), list[float]()
+    signals: Any = SimpleNamespace(stop=when == "before", fd=-1, stopping=lambda: None)
+    seat: Any = SimpleNamespace(
+        fd=-1, leave_within=left.append, stop=lambda: None, is_deposed=lambda error: True
+    )
+
+    def begin() -> None:
+        if when == "meanwhile":
+            signals.stop = True
+            signals.stopping()
+        bounds.extend(left)  # of the sync that would wait here
+        raise Deposed("it was stopped")
+
+    server = SimpleNamespace(watch=lambda fd, act: None, begin=begin, close=lambda: None)
+    monkeypatch.setattr(process, "Server", lambda *given, **named: server)
+    config: Any = None
+    assert process._serve(config, signals, seat) == notify.DEPOSED
+    assert bounds == [process.LAST_SYNCS_S_MAX]
