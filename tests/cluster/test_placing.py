@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typer.testing import CliRunner
 from shardmq.supervisor.cli.app import app
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
-from tests.support.real_cluster import RealCluster, api, connect, login, wait_for_nodes
+from tests.support.real_cluster import RealCluster, api, connect, put, wait_for_nodes
 
 pytestmark = pytest.mark.broker
 
@@ -36,15 +35,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, etcd_program: str) -> Iter
         RealCluster(directory, etcd, nodes=2, shards=SHARDS) as made,
     ):
         yield made
-
-
-def put(node: RealBroker, path: str, body: Any) -> None:
-    request = urllib.request.Request(
-        f"http://{node.http}/api/{path}", json.dumps(body).encode(), method="PUT"
-    )
-    request.add_header("Authorization", f"Basic {login(node)}")
-    with urllib.request.urlopen(request, timeout=60):
-        pass
 
 
 def node_name(node: RealBroker) -> str:

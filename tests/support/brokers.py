@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pika
 import pytest
 
+from tests.support.elsewhere import ELSEWHERE, node_without_queues
 from tests.support.kill_rounds import started
 from tests.support.raw_client import RawClient
 from tests.support.real_broker import RealBroker
@@ -40,6 +42,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    if os.environ.get(ELSEWHERE):
+        with node_without_queues(tmp_path_factory.mktemp("elsewhere")) as node:
+            yield node
+        return
     made = RealBroker(tmp_path_factory.mktemp("broker") / "data")
     try:
         yield made

@@ -197,6 +197,16 @@ def api(node: RealBroker, path: str, body: Any = None) -> Any:
         return json.load(answer)
 
 
+def put(node: RealBroker, path: str, body: Any) -> None:
+    """PUT a body to a path of the API at a node."""
+    request = urllib.request.Request(
+        f"http://{node.http}/api/{path}", json.dumps(body).encode(), method="PUT"
+    )
+    request.add_header("Authorization", f"Basic {login(node)}")
+    with urllib.request.urlopen(request, timeout=60):
+        pass
+
+
 def connect(node: RealBroker) -> pika.BlockingConnection:
     parameters = pika.URLParameters(node.url)
     parameters.blocked_connection_timeout = 60
