@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import aclosing
 from importlib import metadata
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -75,19 +76,28 @@ def node_name(settings: Cluster) -> str:
 def own_address(settings: Cluster) -> str:
     """Return the address at which the other nodes reach this one.
 
-    Without a setting it is the one by which this host reaches etcd. Raises ConfigError.
+    Without a setting it is the one by which this host reaches an endpoint of etcd. An etcd on this
+    host tells an address of the loopback only, so the others are asked before that counts. Raises
+    ConfigError.
     """
     if settings.address:
         return settings.address
-    parts = urlsplit(settings.endpoints[0])
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
-            probe.connect((parts.hostname or "", parts.port or 2379))
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cluster.address: not set, and {settings.endpoints[0]} does not tell it: {error}"
-        ) from None
+    loopback, errors = "", []
+    for endpoint in settings.endpoints:
+        parts = urlsplit(endpoint)
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+                probe.connect((parts.hostname or "", parts.port or 2379))
+                found = str(probe.getsockname()[0])
+        except (OSError, ValueError) as error:
+            errors.append(f"{endpoint}: {error}")
+            continue
+        if not ip_address(found).is_loopback:
+            return found
+        loopback = loopback or found
+    if loopback:
+        return loopback
+    raise ConfigError(f"cluster.address: not set, and etcd does not tell it: {'; '.join(errors)}")
 
 
 class Member:

@@ -18,8 +18,9 @@ from shardmq.cluster.lease import Barred
 from shardmq.cluster.membership import Place, Refused, write_place
 from shardmq.cluster.pairs import EtcdAway
 from shardmq.cluster.secret import keys_of
+from shardmq.supervisor import member as members
 from shardmq.supervisor.config import Cluster, ConfigError
-from shardmq.supervisor.member import Member
+from shardmq.supervisor.member import Member, own_address
 
 
 @contextmanager
@@ -37,6 +38,42 @@ def announced(tmp_path: Path, holds: Any) -> Iterator[list[asyncio.Task[None]]]:
         yield ended
         assert member._holding is not None
         member._holding.cancel()
+
+
+class Probe(socket.socket):
+    """A socket by which this host reaches h2 and h3 from 192.0.2.1, and knows no h9."""
+
+    def connect(self, address: Any) -> None:
+        if address[0] == "h9":
+            raise socket.gaierror("who is h9?")
+        self.from_address = "127.0.0.1" if address[0] == "h1" else "192.0.2.1"
+
+    def getsockname(self) -> Any:
+        return (self.from_address, 0)
+
+
+@pytest.mark.parametrize(
+    ("etcd", "address"),
+    [
+        (["http://h2:2379"], "192.0.2.1"),
+        (["http://h1:2379", "http://h2:2379"], "192.0.2.1"),
+        (["http://h9:2379", "http://h3:2379"], "192.0.2.1"),
+        (["http://h1:2379", "http://h9:2379"], "127.0.0.1"),
+    ],
+)
+def test_a_node_has_the_address_by_which_other_hosts_reach_it(
+    monkeypatch: pytest.MonkeyPatch, etcd: list[str], address: str
+) -> None:
+    monkeypatch.setattr(members.socket, "socket", Probe)
+    assert own_address(Cluster(name="tea", secret="a", etcd=etcd)) == address
+
+
+def test_a_node_that_no_endpoint_tells_its_address_is_told_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members.socket, "socket", Probe)
+    with pytest.raises(ConfigError, match="h9:1: .*who is h9"):
+        own_address(Cluster(name="tea", secret="a", etcd="http://h9:1"))
 
 
 def test_children_hear_after_how_long_other_nodes_take_over(tmp_path: Path) -> None:
