@@ -381,7 +381,7 @@ def was_forgotten(node: str) -> str:
 
 
 class Inheritance(NamedTuple):
-    """What becomes of the shards of a node that is forgotten.
+    """The new homes of the shards of a node that is forgotten.
 
     lost: the shards of which no other node has all.
     homes: the number of the node that is the new home, by shard, for all others.

@@ -24,6 +24,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
+from shardmq.shardd.store.files import OsFiles, sync_file
 from shardmq.shardd.store.format.manifest import NAME as MANIFEST
 
 LINKS: Final = "snapshot.links"  # in the directory of a shard, while a snapshot is made
@@ -160,10 +161,11 @@ class Snapshot:
             _copy(f"{self._links}/{path}", f"{place}{HALF}", size, _nothing)
             os.replace(f"{place}{HALF}", place)
         clear_links(self._source)
+        disk = OsFiles()
         for folder, _, names in os.walk(self._target):
             for name in names:
-                sync(f"{folder}/{name}")
-            sync(folder)
+                sync_file(disk, f"{folder}/{name}")
+            disk.sync_directory(folder)
 
     def give_up(self) -> None:
         """Remove what there is of a snapshot that failed, as far as possible."""
@@ -175,15 +177,6 @@ class Snapshot:
 def clear_links(source: str) -> None:
     """Remove the links that a snapshot of a former process has left beside the stores."""
     shutil.rmtree(f"{source}/{LINKS}", ignore_errors=True)
-
-
-def sync(path: str) -> None:
-    """Return when a file or a directory is on stable storage. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _can_link(one: str, other: str) -> bool:

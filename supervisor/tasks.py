@@ -1,4 +1,4 @@
-"""What the supervisor itself does for as long as the broker runs."""
+"""Run the tasks of the supervisor itself, for as long as the broker runs."""
 
 from __future__ import annotations
 

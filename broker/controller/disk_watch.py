@@ -1,4 +1,4 @@
-"""How much is free on the disk of the data directory, for a node whose shards do not tell it."""
+"""Watch how much is free on the disk of the data directory, for a node that leads no shard."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Session:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the connection is in no listing and no limit."""
+        """Return whether the connection is in no listing and no limit."""
         return self.trusted and not self.is_direct
 
     def become_direct(self) -> None:

@@ -1,4 +1,4 @@
-"""What a leader compresses is what its followers get, and nothing else is taken for it."""
+"""Followers get what a leader has compressed, and take nothing else for it."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_library_that_is_not_installed_is_not_offered(monkeypatch: pytest.Monk
 
 
 class Sent:
-    """What leaders sent of data, by the node that got it."""
+    """Notes which nodes were sent compressed data, and which were sent plain data."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.compressed: set[str] = set()

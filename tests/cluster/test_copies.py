@@ -363,7 +363,7 @@ async def test_a_follower_whose_disk_is_full_leaves_and_comes_back(
 async def test_a_leader_whose_disk_hangs_gives_its_place_to_a_member(
     world: CopiesWorld, tmp_path: Path
 ) -> None:
-    """It answers all others, and its lease is kept by another process."""
+    """The leader answers all others, and another process keeps its lease."""
     world.settings = msgspec.structs.replace(SETTINGS, disk_stall_s=0.3)
     disk = HangingDisk()
     a, b = world.node("a", tmp_path / "a", disk), world.node("b", tmp_path / "b")

@@ -146,7 +146,7 @@ def test_a_count_that_is_not_passed_on_does_not_grow() -> None:
 
 @pytest.mark.parametrize("leader", ["a", "b", "c"])
 def test_another_home_begins_with_no_lost_leads(leader: str) -> None:
-    """It may lead already, and has done so for nobody knows how long."""
+    """The new home may lead already, and nobody knows since when."""
     rule = GivingBack("b", 0, AFTER_S, lost=5)
     rule.look({0: away(leader=leader)}, 0.0)
     rule.look({0: away(leader=leader, home="")}, 1.0)

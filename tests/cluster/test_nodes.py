@@ -11,6 +11,7 @@ import time
 import urllib.request
 from base64 import b64decode
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pika
@@ -371,7 +372,7 @@ def test_who_is_no_node_of_the_cluster_is_told_why(cluster: RealCluster, tmp_pat
         """Check that both sides say why."""
         assert why in said
         for node in cluster.nodes:
-            wait_until(lambda node=node: why in node.log_path.read_text(), "the other side")  # type: ignore[misc]
+            wait_until(partial(node.has_logged, why), "the other side")
 
     is_refused(
         "has a node 'shardmq@node-1' with another data directory",

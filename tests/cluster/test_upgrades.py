@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_nodes_are_upgraded_one_after_the_other_and_serve_all_the_time(
     is_served(cluster, "an old one")
     why = f"the definitions have version {CATALOG.most + 1}, and shardmq@fresh understands "
     for node in (leader, fresh):
-        wait_until(lambda node=node: why in node.log_path.read_text(), "both to say why")  # type: ignore[misc]
+        wait_until(partial(node.has_logged, why), "both to say why")
     assert len(in_sync(cluster)) == 2
 
 
@@ -143,6 +144,10 @@ def test_a_node_without_a_common_version_is_refused_and_both_sides_say_why(
     first = RealBroker(
         tmp_path / "a", shards=1, more=node_arguments(own, "a"), environment=node_environment()
     )
+
+    def says(line: re.Pattern[str]) -> bool:
+        return line.search(first.log_path.read_text()) is not None
+
     try:
         for kind, range in KINDS.items():
             apart = range.most + 1, range.most + 2
@@ -159,10 +164,7 @@ def test_a_node_without_a_common_version_is_refused_and_both_sides_say_why(
                 f"is not of use: shardmq@a understands {range} of .*"
                 f"shardmq@{kind} versions {apart[0]} to {apart[1]}"
             )
-            wait_until(
-                lambda line=line: line.search(first.log_path.read_text()) is not None,  # type: ignore[misc]
-                "the other side",
-            )
+            wait_until(partial(says, line), "the other side")
         assert first.log_path.read_text().count("is not of use") == len(KINDS)
         assert api(first, "overview")["node"] == "shardmq@a"  # and goes on
         first.stop()

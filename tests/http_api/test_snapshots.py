@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from shardmq.broker.controller.management.app import api_app
 from shardmq.broker.controller.management.http_connections import SERVER
-from shardmq.broker.controller.snapshots import NoSnapshot
+from shardmq.broker.controller.stored.snapshot_directory import NoSnapshot
 from tests.http_api import conftest
 from tests.http_api.conftest import Api
 from tests.http_api.fake_cluster import in_cluster

@@ -18,7 +18,7 @@ from shardmq.broker.front_door.links.shard_link import (
     ShardLink,
     is_down,
 )
-from shardmq.broker.front_door.links.shard_requests import ShardRefused, ShardRequests
+from shardmq.broker.front_door.links.shard_requests import ShardDown, ShardRefused, ShardRequests
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import codec, envelope, lane, packer
@@ -331,7 +331,9 @@ def test_who_is_refused_knows_whether_the_shard_was_asked(scene: Scene) -> None:
         scene.leave(10.0)
         unsent = requests.ask(SHARD, lambda request: wire.Count(request, 7))
         requests.give_up(10.1)
-        assert [each.exception().was_sent for each in (sent, unsent)] == [True, False]  # type: ignore[union-attr]
+        for asked, was_sent in ((sent, True), (unsent, False)):
+            error = asked.exception()
+            assert isinstance(error, ShardDown) and error.was_sent == was_sent
         again = requests.ask(SHARD, lambda request: wire.Count(request, 7))
         scene.link.begin(2, 124)
         requests.ask_again(scene.link)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller import snapshots
 from shardmq.broker.controller.peers.shard_links import ShardSilent
-from shardmq.broker.controller.snapshots import INCOMPLETE, INSIDE, NoSnapshot, Snapshots
+from shardmq.broker.controller.snapshots import Snapshots
+from shardmq.broker.controller.stored import snapshot_directory
 from shardmq.broker.controller.stored.definitions import ENDED_NAME, Definitions
+from shardmq.broker.controller.stored.snapshot_directory import INCOMPLETE, INSIDE, NoSnapshot
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueueDelete, QueuePut, UserPut, VhostPut
 from shardmq.shardd.wire import messages as wire
@@ -155,7 +156,7 @@ async def test_a_cancel_waits_for_the_thread_before_anything_is_removed(
 ) -> None:
     loop, runs, goes_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     seen: list[bool] = []
-    plain = snapshots._give_name
+    plain = snapshot_directory.give_name
 
     def give_name(fresh: Path, target: Path) -> None:
         loop.call_soon_threadsafe(runs.set)
@@ -167,8 +168,8 @@ async def test_a_cancel_waits_for_the_thread_before_anything_is_removed(
         seen.append(False)
         goes_on.set()
 
-    monkeypatch.setattr(snapshots, "_give_name", give_name)
-    monkeypatch.setattr(snapshots.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(snapshot_directory, "give_name", give_name)
+    monkeypatch.setattr(snapshot_directory.shutil, "rmtree", rmtree)
     making = asyncio.create_task(world.snapshots.make(tmp_path / "target"))
     try:
         await runs.wait()
@@ -239,12 +240,12 @@ async def test_a_mount_point_is_refused(
 async def test_the_folder_for_snapshots_is_on_stable_storage(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[Path] = []
-    monkeypatch.setattr(snapshots, "_sync", synced.append)
+    synced: list[str] = []
+    monkeypatch.setattr(snapshot_directory.READABLE, "sync_directory", synced.append)
     await world.snapshots.make(tmp_path / "data" / INSIDE / "monday")
-    assert synced.count((tmp_path / "data").resolve()) == 1
+    assert synced.count(str((tmp_path / "data").resolve())) == 1
     await world.snapshots.make(tmp_path / "data" / INSIDE / "tuesday")
-    assert synced.count((tmp_path / "data").resolve()) == 1
+    assert synced.count(str((tmp_path / "data").resolve())) == 1
 
 
 async def test_in_the_data_directory_there_is_one_folder_for_snapshots(

@@ -232,7 +232,7 @@ def test_a_snapshot_that_fails_leaves_nothing(
         if calls == 3:
             raise OSError("no room on purpose")
 
-    monkeypatch.setattr(os, "fsync", fails)
+    monkeypatch.setattr(os, "fdatasync", fails)
     with pytest.raises(OSError, match="on purpose"):
         made.finish()
     made.give_up()

@@ -160,6 +160,9 @@ class RealBroker:
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES_SHOWN:])
 
+    def has_logged(self, text: str) -> bool:
+        return text in self.log_path.read_text(errors="replace")
+
     # -- what is done to it ------------------------------------------------------------------------
 
     def kill(self, kind: str, index: int = 0) -> None:

@@ -146,6 +146,7 @@ async def test_a_request_whose_end_fails_is_answered_and_no_other_one_fails(
     await world.ask(declare("bad"))
     await world.ask(declare("good"))
     remove, answers = world.authority._orders.remove, dict[str, list[int]]()
+    answered = asyncio.Event()
 
     def removes(pending: Any) -> None:
         if what == "removal" and pending.request.name == "bad":
@@ -154,6 +155,7 @@ async def test_a_request_whose_end_fails_is_answered_and_no_other_one_fails(
 
     def answer(name: str, code: int, text: str, result: dict[str, Any]) -> None:
         answers.setdefault(name, []).append(code)
+        answered.set()
         if (what, name, code) == ("answer", "bad", 0):
             raise RuntimeError("a fault of ours")
 
@@ -163,7 +165,8 @@ async def test_a_request_whose_end_fails_is_answered_and_no_other_one_fails(
         world.authority.submit(request, "", partial(answer, name))  # all in one batch
     async with asyncio.timeout(60):
         while sum(map(len, answers.values())) < 3 + (what == "answer"):
-            await asyncio.sleep(0.001)
+            await answered.wait()
+            answered.clear()
     faults = [541] if what == "removal" else [0, 541]
     assert answers == {"good": [0], "bad": faults, "other": [0]}
     assert (await world.ask(declare("more"))).code == 0

@@ -10,7 +10,7 @@ import msgspec
 
 from shardmq.broker.controller.management.api_error import bad_request
 from shardmq.broker.controller.management.call import Call, Route
-from shardmq.broker.controller.snapshots import NoSnapshot
+from shardmq.broker.controller.stored.snapshot_directory import NoSnapshot
 
 PATH_CHARS_MAX = 3072
 PATH = r"^/[^\x00-\x1f\x7f-\x9f]*\Z"  # without control characters, which would be in logs
