@@ -6,16 +6,17 @@ destination may also be `http://` or `https://`, as in LavinMQ. One row of `KEYS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from shardmq.broker.model import amqp_uri
-from shardmq.broker.model.amqp_uri import BadUri
+from shardmq.broker.model import parameter_keys as keys
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.erlang import json_term as term
+from shardmq.broker.model.parameter_keys import Key
 from shardmq.broker.model.values import NAME_BYTES_MAX
 
 SHOVEL: Final = "shovel"
@@ -26,10 +27,7 @@ PROTOCOLS: Final = ("amqp10", "amqp091", "local")
 AMQP10: Final = "amqp10"
 NEVER, QUEUE_LENGTH = "never", "queue-length"
 PREFETCH: Final = 1000
-PREFETCH_MAX: Final = 65_535  # a short of basic.qos
 RECONNECT_DELAY_S: Final = 5.0
-RECONNECT_DELAY_S_MAX: Final = 86_400.0
-URIS_MAX: Final = 64
 HTTP_SCHEMES: Final = ("http", "https")
 MESSAGES_MAX: Final = (1 << 63) - 1
 # Properties of a message that `dest-publish-properties` sets, with the type of each.
@@ -41,58 +39,6 @@ PROPERTIES: Final[Mapping[str, type]] = {
 _INTEGERS_MAX: Final = {"delivery_mode": 255, "priority": 255, "timestamp": MESSAGES_MAX}
 
 
-class Key(NamedTuple):
-    """A key of the value. `older` is the name that it had before RabbitMQ 3.7."""
-
-    fault: Callable[[str, Any], str]
-    older: str = ""
-    is_needed: bool = False
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        return f"{name} should be binary, actually was {term(value)}"
-    if len(value.encode()) > NAME_BYTES_MAX:
-        return f"{name} has at most {NAME_BYTES_MAX} bytes"
-    return ""
-
-
-def _name(name: str, value: Any) -> str:
-    return _text(name, value) or ("" if value else f"{name} should not be empty")
-
-
-def _flag(name: str, value: Any) -> str:
-    is_flag = isinstance(value, bool)
-    return "" if is_flag else f"{name} should be boolean, actually was {term(value)}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _delay(name: str, value: Any) -> str:
-    if not _is_number(value):
-        return f"{name} should be a number, actually was {term(value)}"
-    fits = 0 <= value <= RECONNECT_DELAY_S_MAX
-    return "" if fits else f"{name} should be from 0 to {RECONNECT_DELAY_S_MAX:g}"
-
-
-def _prefetch(name: str, value: Any) -> str:
-    if not _is_number(value) or value != int(value):
-        return f"{name} should be a number, actually was {term(value)}"
-    return "" if 0 <= value <= PREFETCH_MAX else f"{name} should be from 0 to {PREFETCH_MAX}"
-
-
-def _one_of(*known: str) -> Callable[[str, Any], str]:
-    def fault(name: str, value: Any) -> str:
-        if isinstance(value, str) and value in known:
-            return ""
-        shown = cut(value, NAME_BYTES_MAX) if isinstance(value, str) else term(value)
-        return f"{name} should be one of [{','.join(known)}], actually was {shown}"
-
-    return fault
-
-
 def _delete_after(name: str, value: Any) -> str:
     if value in (NEVER, QUEUE_LENGTH):
         return ""
@@ -101,13 +47,8 @@ def _delete_after(name: str, value: Any) -> str:
     return f'{name} should be number, "never" or "queue-length", actually was {term(value)}'
 
 
-def _table(name: str, value: Any) -> str:
-    is_table = isinstance(value, dict) or value == []
-    return "" if is_table else f"{name} should be a table, actually was {term(value)}"
-
-
 def _properties(name: str, value: Any) -> str:
-    if fault := _table(name, value):
+    if fault := keys.table(name, value):
         return fault
     for key, item in value.items() if isinstance(value, dict) else ():
         kind = PROPERTIES.get(key)
@@ -115,41 +56,19 @@ def _properties(name: str, value: Any) -> str:
             return f"unrecognised property {cut(key, NAME_BYTES_MAX)} in {name}"
         if type(item) is not kind:
             return f"{key} in {name} has a wrong type, actually was {term(item)}"
-        if kind is str and (fault := _text(key, item)):
+        if kind is str and (fault := keys.text(key, item)):
             return fault
         if isinstance(item, int) and not 0 <= item <= _INTEGERS_MAX[key]:
             return f"{key} in {name} should be from 0 to {_INTEGERS_MAX[key]}"
     return ""
 
 
-def _uris(name: str, value: Any) -> str:
-    """Check one URI of a broker, or a list of them."""
-    if isinstance(value, list):
-        if not 0 < len(value) <= URIS_MAX:
-            return f"{name} should have 1 to {URIS_MAX} URIs"
-        faults = (
-            f"{name} should be binary, actually was {term(each)}"
-            if isinstance(each, list)
-            else _uris(name, each)
-            for each in value
-        )
-        return next(filter(None, faults), "")
-    if not isinstance(value, str):
-        return f"{name} should be binary, actually was {term(value)}"
-    try:
-        amqp_uri.parse(value)
-    except BadUri as error:
-        shown = cut(amqp_uri.without_credentials(value), NAME_BYTES_MAX)
-        return f'"{shown}" not a valid URI: {error}'
-    return ""
-
-
 def _dest_uris(name: str, value: Any) -> str:
     uris = value if isinstance(value, list) else [value]
     if not any(is_http(uri) for uri in uris):
-        return _uris(name, value)
-    if len(uris) > URIS_MAX or not all(is_http(uri) for uri in uris):
-        return f"{name} should have at most {URIS_MAX} URIs, all of HTTP or all of AMQP"
+        return keys.uris(name, value)
+    if len(uris) > keys.URIS_MAX or not all(is_http(uri) for uri in uris):
+        return f"{name} should have at most {keys.URIS_MAX} URIs, all of HTTP or all of AMQP"
     for uri in uris:
         try:
             parts = urlsplit(uri)
@@ -167,38 +86,38 @@ def is_http(uri: Any) -> bool:
 
 
 _SOURCE: Final = {
-    "src-uri": Key(_uris, is_needed=True),
-    "src-exchange": Key(_name),
-    "src-exchange-key": Key(_text),
-    "src-queue": Key(_name),
-    "src-queue-args": Key(_table),
-    "src-consumer-args": Key(_table),
-    "src-prefetch-count": Key(_prefetch, "prefetch-count"),
+    "src-uri": Key(keys.uris, is_needed=True),
+    "src-exchange": Key(keys.filled),
+    "src-exchange-key": Key(keys.text),
+    "src-queue": Key(keys.filled),
+    "src-queue-args": Key(keys.table),
+    "src-consumer-args": Key(keys.table),
+    "src-prefetch-count": Key(keys.prefetch, "prefetch-count"),
     "src-delete-after": Key(_delete_after, "delete-after"),
-    "src-predeclared": Key(_flag),
+    "src-predeclared": Key(keys.flag),
 }
 _DESTINATION: Final = {
     "dest-uri": Key(_dest_uris, is_needed=True),
-    "dest-exchange": Key(_text),
-    "dest-exchange-key": Key(_text),
-    "dest-queue": Key(_name),
-    "dest-queue-args": Key(_table),
-    "dest-address": Key(_text),
-    "dest-add-forward-headers": Key(_flag, "add-forward-headers"),
-    "dest-add-timestamp-header": Key(_flag, "add-timestamp-header"),
+    "dest-exchange": Key(keys.text),
+    "dest-exchange-key": Key(keys.text),
+    "dest-queue": Key(keys.filled),
+    "dest-queue-args": Key(keys.table),
+    "dest-address": Key(keys.text),
+    "dest-add-forward-headers": Key(keys.flag, "add-forward-headers"),
+    "dest-add-timestamp-header": Key(keys.flag, "add-timestamp-header"),
     "dest-publish-properties": Key(_properties, "publish-properties"),
-    "dest-predeclared": Key(_flag),
+    "dest-predeclared": Key(keys.flag),
 }
 _ANY: Final = {
-    "internal": Key(_flag),
-    "internal_owner": Key(_table),
-    "reconnect-delay": Key(_delay),
-    "ack-mode": Key(_one_of(*ACK_MODES)),
-    "src-protocol": Key(_one_of(*PROTOCOLS)),
-    "dest-protocol": Key(_one_of(*PROTOCOLS)),
+    "internal": Key(keys.flag),
+    "internal_owner": Key(keys.table),
+    "reconnect-delay": Key(keys.delay),
+    "ack-mode": Key(keys.one_of(*ACK_MODES)),
+    "src-protocol": Key(keys.one_of(*PROTOCOLS)),
+    "dest-protocol": Key(keys.one_of(*PROTOCOLS)),
     # LavinMQ's page sends these two, which say what the other keys say.
-    "src-type": Key(_text),
-    "dest-type": Key(_text),
+    "src-type": Key(keys.text),
+    "dest-type": Key(keys.text),
 }
 KEYS: Final[Mapping[str, Key]] = {**_ANY, **_SOURCE, **_DESTINATION}
 # The names that a key may have, the newer one first.
@@ -222,22 +141,7 @@ def faults(name: str, value: Any) -> Iterator[str]:
         yield "Cannot specify 'no-ack' and numerical 'delete-after'"
     if "dest-exchange" in value and "dest-queue" in value:
         yield "Cannot specify 'dest-exchange' and 'dest-queue'"
-    known: set[str] = set()
-    for key, row in KEYS.items():
-        known.update(NAMES[key])
-        given = [each for each in NAMES[key] if each in value]
-        if row.is_needed and not given:
-            yield f'Key "{key}" not found in {name}'
-        for each in given:
-            if fault := row.fault(each, value[each]):
-                yield fault
-    unknown = {key: item for key, item in sorted(value.items()) if key not in known}
-    if unknown:
-        shown = ",".join(
-            f'{{<<"{cut(key, NAME_BYTES_MAX)}">>,{term(unknown[key])}}}'
-            for key in list(unknown)[:URIS_MAX]
-        )
-        yield f"Unrecognised terms [{shown}] in {name}"
+    yield from keys.faults(name, value, KEYS)
 
 
 class Shovel(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,252 @@
+"""Federation: the checks of upstreams and sets of them, and which links they ask for.
+
+A link brings messages of a queue of an upstream broker to the queue of this broker that a policy
+federates. The names, the defaults and the texts of faults are those of RabbitMQ's plugins. One row
+of `KEYS` is one key of the parameter `federation-upstream`. An element of a parameter
+`federation-upstream-set` names an upstream and may have the same keys, which then win.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from shardmq.broker.model import parameter_keys as keys
+from shardmq.broker.model import patterns
+from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.changes import ParameterPut, QueuePut
+from shardmq.broker.model.erlang import cut
+from shardmq.broker.model.erlang import json_term as term
+from shardmq.broker.model.parameter_keys import Key
+from shardmq.broker.model.policies import POLICY, queue_kind
+from shardmq.broker.model.shovels import ACK_MODES, PREFETCH, RECONNECT_DELAY_S
+from shardmq.broker.model.values import EXPIRY_MS_MAX, NAME_BYTES_MAX
+
+UPSTREAM: Final = "federation-upstream"
+UPSTREAM_SET: Final = "federation-upstream-set"
+UPSTREAM_PATTERN: Final = "federation-upstream-pattern"
+# The policy keys, of which a policy may have one.
+POLICY_KEYS: Final = (UPSTREAM, UPSTREAM_SET, UPSTREAM_PATTERN)
+ALL: Final = "all"  # the set of all upstreams of the vhost, without a parameter
+ELEMENTS_MAX: Final = 1000  # of one set
+HOPS_MAX: Final = 1000
+# A queue with this argument serves a plugin of the broker, and is not federated.
+INTERNAL_PURPOSE: Final = "x-internal-purpose"
+
+_OPTIONAL: Final = {
+    "exchange": Key(keys.text),
+    "queue": Key(keys.text),
+    "consumer-tag": Key(keys.text),
+    "prefetch-count": Key(keys.prefetch),
+    "reconnect-delay": Key(keys.delay),
+    "max-hops": Key(keys.whole(0, HOPS_MAX)),
+    "expires": Key(keys.whole(1, EXPIRY_MS_MAX)),
+    "message-ttl": Key(keys.whole(0, EXPIRY_MS_MAX)),
+    "trust-user-id": Key(keys.flag),
+    "ack-mode": Key(keys.one_of(*ACK_MODES)),
+    "resource-cleanup-mode": Key(keys.one_of("default", "never")),
+    "queue-type": Key(keys.one_of("classic", "quorum")),
+    "bind-nowait": Key(keys.flag),
+    "channel-use-mode": Key(keys.one_of("multiple", "single")),
+}
+KEYS: Final[Mapping[str, Key]] = {"uri": Key(keys.uris, is_needed=True), **_OPTIONAL}
+_OF_ELEMENT: Final[Mapping[str, Key]] = {
+    "upstream": Key(keys.filled, is_needed=True),
+    "uri": Key(keys.uris),
+    **_OPTIONAL,
+}
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def faults(component: str, name: str, value: Any) -> Iterator[str]:
+    """Yield what is wrong with the value of an upstream or of a set, in RabbitMQ's words."""
+    if component == UPSTREAM:
+        yield from _table_faults(name, value, KEYS)
+        return
+    if not isinstance(value, list):
+        yield f"{name} should be list, actually was {term(value)}"
+        return
+    if len(value) > ELEMENTS_MAX:
+        yield f"{name} has at most {ELEMENTS_MAX} elements"
+        return
+    for element in value:
+        yield from _table_faults(name, element, _OF_ELEMENT)
+
+
+def _table_faults(name: str, value: Any, known: Mapping[str, Key]) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from keys.faults(name, value, known)
+    else:
+        yield f"{name} should be a table, actually was {term(value)}"
+
+
+def policy_faults(definition: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the federation keys of a policy, whose values are strings."""
+    if sum(key in definition for key in POLICY_KEYS) > 1:
+        yield f"cannot specify {UPSTREAM}, {UPSTREAM_SET} or {UPSTREAM_PATTERN} together"
+    if UPSTREAM_PATTERN in definition:
+        pattern = definition[UPSTREAM_PATTERN]
+        if fault := _pattern_fault(pattern):
+            shown = cut(pattern, NAME_BYTES_MAX)
+            yield f"could not compile pattern {shown} to a regular expression. Error: {fault}"
+
+
+def _pattern_fault(pattern: str) -> str:
+    try:
+        patterns.compiled(pattern)
+    except patterns.BadPattern as error:
+        return f'{{"{error.msg}",{error.pos}}}'
+    return ""
+
+
+# -- links -----------------------------------------------------------------------------------------
+
+
+class QueueLink(msgspec.Struct, frozen=True, kw_only=True, tag="queue-link"):
+    """A link that moves messages of an upstream queue to a federated queue of this broker.
+
+    uris: of the upstream, one of which is used. Without a path in it, a URI means `vhost`.
+    upstream_queue: the queue there. It is declared like the queue here if it is not there.
+    durable, auto_delete, arguments: how the queue here was declared.
+    """
+
+    vhost: str
+    queue: str
+    upstream: str
+    policy: str
+    uris: list[str]
+    upstream_queue: str
+    consumer_tag: str
+    prefetch: int = PREFETCH
+    reconnect_delay_s: float = RECONNECT_DELAY_S
+    ack_mode: str = "on-confirm"
+    trust_user_id: bool = False
+    durable: bool = True
+    auto_delete: bool = False
+    arguments: dict[str, Any] = {}
+
+    @property
+    def id(self) -> str:
+        """Return the name of the link in commands: the same for the same ends."""
+        ends = "\0".join((self.vhost, self.queue, self.upstream, self.upstream_queue))
+        return hashlib.sha256(ends.encode()).hexdigest()[:8]
+
+
+class _Upstreams:
+    """The upstreams and sets of one vhost."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, Any]] = {}
+        self._sets: dict[str, list[dict[str, Any]]] = {}
+        self._found: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+
+    def add(self, put: ParameterPut) -> None:
+        """Add a parameter. One with faults, which a file may have, is passed over."""
+        if any(faults(put.component, put.name, put.value)):
+            return
+        if put.component == UPSTREAM:
+            self._values[put.name] = put.value
+        else:
+            self._sets[put.name] = put.value
+
+    def of(self, definition: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """Return the names and values of the upstreams that the definition of a policy means."""
+        key = next((key for key in POLICY_KEYS if key in definition), "")
+        named = definition.get(key)
+        if not isinstance(named, str):
+            return []
+        if (key, named) not in self._found:
+            self._found[key, named] = list(self._meant(key, named))
+        return self._found[key, named]
+
+    def _meant(self, key: str, named: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        elements: list[dict[str, Any]] = [{"upstream": name} for name in sorted(self._values)]
+        if key == UPSTREAM:
+            elements = [{"upstream": named}]
+        elif key == UPSTREAM_PATTERN:
+            if _pattern_fault(named):
+                return
+            pattern = patterns.compiled(named)
+            elements = [each for each in elements if pattern.search(each["upstream"]) is not None]
+        elif named != ALL:
+            elements = self._sets.get(named, [])
+        for element in elements:
+            name = element["upstream"]
+            if name in self._values:
+                yield name, {**self._values[name], **element}
+
+
+def links(catalog: Catalog) -> list[QueueLink]:
+    """Return the links that policies and upstreams ask for, one for each pair of ends."""
+    upstreams: dict[str, _Upstreams] = {}
+    federates: set[str] = set()
+    for put in catalog.parameters.values():
+        if put.component in (UPSTREAM, UPSTREAM_SET):
+            upstreams.setdefault(put.vhost, _Upstreams()).add(put)
+        elif put.component == POLICY and _is_federating(put.value):
+            federates.add(put.vhost)
+    found: dict[str, QueueLink] = {}
+    for name in sorted(federates & upstreams.keys() & catalog.vhosts.keys()):
+        for link in _of_vhost(catalog.vhosts[name], upstreams[name]):
+            found.setdefault(link.id, link)
+    return list(found.values())
+
+
+def _is_federating(policy: Any) -> bool:
+    definition = policy.get("definition") if isinstance(policy, dict) else None
+    return isinstance(definition, dict) and any(key in definition for key in POLICY_KEYS)
+
+
+def _of_vhost(vhost: Vhost, upstreams: _Upstreams) -> Iterator[QueueLink]:
+    for queue in vhost.queues.values():
+        if not is_federable(queue):
+            continue
+        applied = vhost.policies_of(queue)
+        if not applied.policy:
+            continue
+        for name, value in upstreams.of(applied.definition):
+            yield _queue_link(queue, name, applied.policy, value)
+
+
+def is_federable(queue: QueuePut) -> bool:
+    """Return whether messages of other brokers may come to a queue by a link.
+
+    They may not to a stream, to a shard queue, nor to a queue that only its connection or the
+    broker itself uses.
+    """
+    return (
+        queue.part is None
+        and not queue.owner
+        and queue_kind(queue.arguments) != "stream"
+        and INTERNAL_PURPOSE not in queue.arguments
+    )
+
+
+def _queue_link(queue: QueuePut, upstream: str, policy: str, value: dict[str, Any]) -> QueueLink:
+    uris = value["uri"]
+    return QueueLink(
+        vhost=queue.vhost,
+        queue=queue.name,
+        upstream=upstream,
+        policy=policy,
+        uris=uris if isinstance(uris, list) else [uris],
+        upstream_queue=value.get("queue") or queue.name,
+        consumer_tag=value.get("consumer-tag") or _cut(f"federation-link-{upstream}"),
+        prefetch=int(value.get("prefetch-count", PREFETCH)),
+        reconnect_delay_s=float(value.get("reconnect-delay", RECONNECT_DELAY_S)),
+        ack_mode=value.get("ack-mode", "on-confirm"),
+        trust_user_id=value.get("trust-user-id", False),
+        durable=queue.durable,
+        auto_delete=queue.auto_delete,
+        arguments=queue.arguments,
+    )
+
+
+def _cut(text: str) -> str:
+    """Return a text that fits into a name of AMQP."""
+    return text.encode()[:NAME_BYTES_MAX].decode(errors="ignore")

@@ -1,0 +1,195 @@
+"""Upstreams and sets are checked with RabbitMQ's words, and policies ask for links of them."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+from shardmq.broker.model import federation
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import ParameterPut, QueuePut, ShardOf, VhostPut
+from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_PATTERN, UPSTREAM_SET
+
+GOOD = {"uri": "amqp://h"}
+HISTORIES = 300
+
+
+@pytest.mark.row("J10")
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (3, "u should be a table, actually was 3"),
+        ({}, 'Key "uri" not found in u'),
+        (GOOD, ""),
+        ({"uri": ["amqp://a", "amqps://b:1/v"]}, ""),
+        ({"uri": "http://u:secret@h"}, '"http://h" not a valid URI: unexpected scheme'),
+        (GOOD | {"upstream": "x"}, 'Unrecognised terms [{<<"upstream">>,<<"x">>}] in u'),
+        (GOOD | {"ack-mode": "x"},
+         "ack-mode should be one of [no-ack,on-publish,on-confirm], actually was x"),
+        (GOOD | {"prefetch-count": "1"},
+         'prefetch-count should be a number, actually was <<"1">>'),
+        (GOOD | {"prefetch-count": 1e400}, "prefetch-count should be a number"),
+        (GOOD | {"prefetch-count": 70_000}, "prefetch-count should be from 0 to 65535"),
+        (GOOD | {"max-hops": -1}, "max-hops should be from 0 to 1000"),
+        (GOOD | {"expires": 0}, "expires should be from 1 to"),
+        (GOOD | {"message-ttl": 0}, ""),
+        (GOOD | {"reconnect-delay": True}, "reconnect-delay should be a number"),
+        (GOOD | {"trust-user-id": 1}, "trust-user-id should be boolean, actually was 1"),
+        (GOOD | {"queue-type": "stream"}, "queue-type should be one of [classic,quorum]"),
+        (GOOD | {"resource-cleanup-mode": "x"}, "should be one of [default,never]"),
+        (GOOD | {"channel-use-mode": "x"}, "should be one of [multiple,single]"),
+        (GOOD | {"queue": 5}, "queue should be binary, actually was 5"),
+        (GOOD | {"consumer-tag": "t" * 256}, "consumer-tag has at most 255 bytes"),
+    ],
+)  # fmt: skip
+def test_faults_of_an_upstream_have_rabbitmqs_words(value: Any, fault: str) -> None:
+    found = list(federation.faults(UPSTREAM, "u", value))
+    assert (not found) if not fault else any(fault in each for each in found), found
+    assert "secret" not in str(found)
+
+
+@pytest.mark.row("J10")
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ({}, "s should be list, actually was "),
+        ([], ""),
+        ([{"upstream": "a"}, {"upstream": "b", "queue": "q", "max-hops": 2}], ""),
+        ([{"upstream": "a"}, {}], 'Key "upstream" not found in s'),
+        (["a"], 's should be a table, actually was <<"a">>'),
+        ([{"upstream": "a", "x": 1}], 'Unrecognised terms [{<<"x">>,1}] in s'),
+        ([{"upstream": "a"}] * 1001, "s has at most 1000 elements"),
+    ],
+)
+def test_faults_of_a_set_have_rabbitmqs_words(value: Any, fault: str) -> None:
+    found = list(federation.faults(UPSTREAM_SET, "s", value))
+    assert (not found) if not fault else any(fault in each for each in found), found
+
+
+@pytest.mark.row("J10")
+def test_a_policy_has_one_key_of_federation_and_its_pattern_is_an_expression() -> None:
+    assert list(federation.policy_faults({UPSTREAM: "a", "max-length": 1})) == []
+    assert list(federation.policy_faults({UPSTREAM_PATTERN: "^a"})) == []
+    assert list(federation.policy_faults({UPSTREAM: "a", UPSTREAM_SET: "b"})) == [
+        "cannot specify federation-upstream, federation-upstream-set or "
+        "federation-upstream-pattern together"
+    ]
+    [fault] = federation.policy_faults({UPSTREAM_PATTERN: "("})
+    assert fault.startswith("could not compile pattern ( to a regular expression. Error: ")
+
+
+def catalog_of(*changes: Any) -> Catalog:
+    catalog = Catalog()
+    for change in (VhostPut("/"), VhostPut("v"), *changes):
+        catalog.apply(change)
+    return catalog
+
+
+def policy(vhost: str, name: str, pattern: str, definition: dict[str, Any], **more: Any) -> Any:
+    value = {"pattern": pattern, "definition": definition, **more}
+    return ParameterPut(vhost, "policy", name, value)
+
+
+@pytest.mark.row("J10", "J11")
+def test_a_link_has_the_defaults_and_what_a_set_says_wins() -> None:
+    given = {"uri": "amqp://a", "prefetch-count": 7, "ack-mode": "no-ack"}
+    catalog = catalog_of(
+        ParameterPut("/", UPSTREAM, "u", given),
+        ParameterPut("/", UPSTREAM_SET, "s", [{"upstream": "u", "prefetch-count": 3.0}]),
+        policy("/", "p", "^q$", {UPSTREAM_SET: "s"}),
+        QueuePut("/", "q", 1, 0, durable=False, arguments={"x-max-length": 5}),
+    )
+    [link] = federation.links(catalog)
+    assert (link.prefetch, link.ack_mode, link.reconnect_delay_s) == (3, "no-ack", 5.0)
+    assert (link.uris, link.upstream_queue, link.policy) == (["amqp://a"], "q", "p")
+    assert link.consumer_tag == "federation-link-u"
+    assert (link.durable, link.auto_delete, link.arguments) == (False, False, {"x-max-length": 5})
+    assert re.fullmatch("[0-9a-f]{8}", link.id)
+
+
+@pytest.mark.row("J11")
+@pytest.mark.parametrize(
+    "queue",
+    [
+        QueuePut("/", "q", 1, 0, arguments={"x-queue-type": "stream"}),
+        QueuePut("/", "q", 1, 0, arguments={"x-internal-purpose": "federation"}),
+        QueuePut("/", "q", 1, 0, owner="1.2.3"),
+        QueuePut("/", "q", 1, 0, part=ShardOf("e", 0)),
+        QueuePut("/", "amq.rabbitmq.reply-to.x", 1, 0),
+    ],
+)
+def test_some_queues_are_never_federated(queue: QueuePut) -> None:
+    made = ParameterPut("/", UPSTREAM, "u", GOOD), policy("/", "p", "", {UPSTREAM_SET: "all"})
+    assert federation.links(catalog_of(*made, queue)) == []
+    assert len(federation.links(catalog_of(*made, queue, QueuePut("/", "other", 2, 0)))) == 1
+
+
+def test_parameters_that_nothing_checked_make_no_link() -> None:
+    for value in (3, {}, {"uri": "x"}, {"uri": "amqp://", "max-hops": "x"}):
+        made = ParameterPut("/", UPSTREAM, "u", value), QueuePut("/", "q", 1, 0)
+        for meant in ({UPSTREAM: "u"}, {UPSTREAM_SET: "all"}, {UPSTREAM_PATTERN: "("}):
+            assert federation.links(catalog_of(*made, policy("/", "p", "", meant))) == []
+
+
+@pytest.mark.row("J10", "J11")
+def test_links_of_any_catalog_are_those_of_a_slow_model(pytestconfig: pytest.Config) -> None:
+    for history in range(HISTORIES):
+        chance = random.Random(pytestconfig.option.seed + history)
+        names, changes = ["a", "ab", "b"], []
+        upstreams: dict[tuple[str, str], str] = {}
+        sets: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        policies: dict[str, tuple[str, dict[str, Any]]] = {}
+        queues: set[tuple[str, str]] = set()
+        for number in range(chance.randrange(12)):
+            vhost, name = chance.choice(["/", "v"]), chance.choice(names)
+            match chance.randrange(4):
+                case 0:
+                    upstreams[vhost, name] = f"amqp://h{number}"
+                    value = {"uri": upstreams[vhost, name]}
+                    changes.append(ParameterPut(vhost, UPSTREAM, name, value))
+                case 1:
+                    own = [{}, {"queue": "other"}, {"uri": "amqp://set"}]
+                    sets[vhost, name] = [
+                        {"upstream": chance.choice(names), **chance.choice(own)}
+                        for _ in range(chance.randrange(3))
+                    ]
+                    changes.append(ParameterPut(vhost, UPSTREAM_SET, name, sets[vhost, name]))
+                case 2:
+                    meant = chance.choice(
+                        [{UPSTREAM: name}, {UPSTREAM_SET: name}, {UPSTREAM_SET: "all"},
+                         {UPSTREAM_PATTERN: "^a"}, {"max-length": 1}]
+                    )  # fmt: skip
+                    policies[vhost] = name, meant
+                    changes.append(policy(vhost, "p", name, meant))
+                case 3:
+                    queues.add((vhost, name))
+                    changes.append(QueuePut(vhost, name, number + 1, 0))
+        expected = set()
+        for vhost, queue in queues:
+            pattern, meant = policies.get(vhost, ("x", {}))
+            if pattern not in queue:
+                continue
+            here = [name for of, name in upstreams if of == vhost]
+            elements: list[dict[str, Any]] = [{"upstream": name} for name in here]
+            if UPSTREAM in meant:
+                elements = [{"upstream": meant[UPSTREAM]}]
+            elif meant.get(UPSTREAM_SET, "all") != "all":
+                elements = sets.get((vhost, meant[UPSTREAM_SET]), [])
+            elif UPSTREAM_PATTERN in meant:
+                elements = [each for each in elements if each["upstream"].startswith("a")]
+            elif "max-length" in meant:
+                elements = []
+            ends = set()
+            for element in elements:
+                name, of_upstream = element["upstream"], element.get("queue", queue)
+                if name in here and (name, of_upstream) not in ends:
+                    ends.add((name, of_upstream))
+                    uri = element.get("uri", upstreams[vhost, name])
+                    expected.add((vhost, queue, name, of_upstream, uri))
+        found = federation.links(catalog_of(*changes))
+        seen = {(x.vhost, x.queue, x.upstream, x.upstream_queue, x.uris[0]) for x in found}
+        assert seen == expected and len(found) == len(expected), history
+        assert len({link.id for link in found}) == len(found)
