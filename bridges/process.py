@@ -18,7 +18,7 @@ import msgspec
 
 from shardmq.bridges.config import BridgesConfig, read
 from shardmq.bridges.shovel import ShovelRunner
-from shardmq.broker.shared.bridging import LINE_BYTES_MAX, Order, Run, Told, line
+from shardmq.broker.shared.bridging import LINE_BYTES_MAX, Key, Order, Run, Told, key_of, line
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -41,8 +41,8 @@ class Bridges:
 
     def __init__(self, config: BridgesConfig) -> None:
         self._config = config
-        self._runners: dict[tuple[str, str], ShovelRunner] = {}
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._runners: dict[Key, ShovelRunner] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._news = asyncio.Event()
         self._told = b""
@@ -99,7 +99,7 @@ class Bridges:
         try:
             while text := await reader.readline():
                 ordered = msgspec.json.decode(text, type=Run)
-                await self._run(ordered.shovels, ordered.cluster)
+                await self._run(ordered.bridges, ordered.cluster)
                 self._news.set()
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             log.warning("the connection to the controller ended: %s", error)
@@ -111,7 +111,7 @@ class Bridges:
 
     async def _run(self, orders: list[Order], cluster: str) -> None:
         """Stop what is not to run any more, or not so, and start what is new."""
-        wanted = {(order.shovel.vhost, order.shovel.name): order for order in orders}
+        wanted = {key_of(order.bridge): order for order in orders}
         stopped = []
         for key, runner in list(self._runners.items()):
             if wanted.get(key) != runner.order:

@@ -31,9 +31,10 @@ from shardmq.broker.shared.bridging import (
     SOCKET_NAME,
     STARTING,
     TERMINATED,
+    BridgeState,
+    Key,
     Order,
     Run,
-    ShovelState,
     Told,
 )
 from shardmq.broker.shared.cluster_name import cluster_name
@@ -56,9 +57,10 @@ class Bridges:
         self._authority = authority
         self._catalog: Catalog = authority.catalog
         self._runtime_dir = runtime_dir
-        self._states: dict[Name, ShovelState] = {}
-        self._lives: dict[Name, tuple[int, Any]] = {}  # and the value of the parameter
-        self._gone: set[Name] = set()  # of `_lives`, those without a parameter
+        self._states: dict[Key, BridgeState] = {}
+        # By bridge: the number of its life, and the value that the life is of.
+        self._lives: dict[Key, tuple[int, Any]] = {}
+        self._gone: set[Key] = set()  # of `_lives`, those that nobody asks for any more
         self._wake = asyncio.Event()
         self._deleting: set[asyncio.Task[None]] = set()
 
@@ -78,24 +80,24 @@ class Bridges:
     def is_paused(self, name: Name) -> bool:
         return (name[0], PAUSED, name[1]) in self._catalog.parameters
 
-    def state(self, put: ParameterPut) -> ShovelState:
+    def state(self, put: ParameterPut) -> BridgeState:
         """Return the state of a shovel."""
-        name = put.vhost, put.name
-        if self.is_paused(name):
-            return ShovelState(vhost=put.vhost, name=put.name, life=0, state=bridging.PAUSED)
+        key = SHOVEL, put.vhost, put.name
+        if self.is_paused((put.vhost, put.name)):
+            return BridgeState(key=key, life=0, state=bridging.PAUSED)
         if why := obstacle(put.name, put.value):
-            return ShovelState(vhost=put.vhost, name=put.name, life=0, state=TERMINATED, error=why)
-        known, life = self._states.get(name), self._lives.get(name)
+            return BridgeState(key=key, life=0, state=TERMINATED, error=why)
+        known, life = self._states.get(key), self._lives.get(key)
         if known is None or life is None or known.life != life[0] or life[1] != put.value:
-            return ShovelState(vhost=put.vhost, name=put.name, life=0, state=STARTING)
+            return BridgeState(key=key, life=0, state=STARTING)
         return known
 
-    def restart(self, name: Name) -> None:
-        """Start a shovel anew."""
-        if name in self._lives:
-            life, value = self._lives[name]
-            self._lives[name] = life + 1, value
-            self._states.pop(name, None)
+    def restart(self, key: Key) -> None:
+        """Start a bridge anew."""
+        if key in self._lives:
+            life, value = self._lives[key]
+            self._lives[key] = life + 1, value
+            self._states.pop(key, None)
             self._wake.set()
 
     # -- the process ---------------------------------------------------------------------------
@@ -144,7 +146,7 @@ class Bridges:
                 told = run
                 writer.write(bridging.line(run))
                 await writer.drain()
-            if not run.shovels:
+            if not run.bridges:
                 return True
             waking = asyncio.create_task(self._wake.wait())
             await asyncio.wait({waking, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -156,52 +158,59 @@ class Bridges:
         try:
             while text := await reader.readline():
                 for state in msgspec.json.decode(text, type=Told).states:
-                    name = state.vhost, state.name
-                    life = self._lives.get(name)
+                    key = state.key
+                    life = self._lives.get(key)
                     if life is None or life[0] != state.life:
                         continue
-                    if state.is_done and not self._is_known_done(name):
-                        deleting = asyncio.create_task(self._delete(name, state.life))
+                    if state.is_done and key[0] == SHOVEL and not self._is_known_done(key):
+                        deleting = asyncio.create_task(self._delete(key, state.life))
                         self._deleting.add(deleting)
                         deleting.add_done_callback(self._deleting.discard)
-                    self._states[name] = state
+                    self._states[key] = state
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             log.warning("the process of bridges: %s", error)
 
-    def _is_known_done(self, name: Name) -> bool:
-        state = self._states.get(name)
+    def _is_known_done(self, key: Key) -> bool:
+        state = self._states.get(key)
         return state is not None and state.is_done
 
-    async def _delete(self, name: Name, life: int) -> None:
+    async def _delete(self, key: Key, life: int) -> None:
         """Delete the parameter of a shovel that has moved all that it was to move."""
-        known, put = self._lives.get(name), self._catalog.parameters.get((name[0], SHOVEL, name[1]))
+        _, vhost, name = key
+        known, put = self._lives.get(key), self._catalog.parameters.get((vhost, SHOVEL, name))
         if known is None or known[0] != life or put is None or put.value != known[1]:
             return
-        log.info("shovel '%s' in vhost '%s' has moved all it was to move", name[1], name[0])
-        answer = await self._authority.ask(ParameterDelete(name[0], SHOVEL, name[1]))
+        log.info("shovel '%s' in vhost '%s' has moved all it was to move", name, vhost)
+        answer = await self._authority.ask(ParameterDelete(vhost, SHOVEL, name))
         if answer.code:
-            log.error("shovel '%s' in vhost '%s' stays: %s", name[1], name[0], answer.text)
+            log.error("shovel '%s' in vhost '%s' stays: %s", name, vhost, answer.text)
 
     def _orders(self) -> list[Order]:
         """Return what is to run."""
-        orders, names = [], set()
+        orders = []
+        asked: set[Key] = set()
         for put in self.parameters():
-            name = put.vhost, put.name
-            names.add(name)
-            life, value = self._lives.get(name, (0, put.value))
-            if value != put.value or name in self._gone:
-                life += 1
-                self._gone.discard(name)
-            self._lives[name] = life, put.value
-            if obstacle(put.name, put.value) or self.is_paused(name):
-                self._states.pop(name, None)
+            key = SHOVEL, put.vhost, put.name
+            asked.add(key)
+            life = self._life(key, put.value)
+            if obstacle(put.name, put.value) or self.is_paused((put.vhost, put.name)):
+                self._states.pop(key, None)
                 continue
             orders.append(Order(read(put.vhost, put.name, put.value), life))
-        for gone in self._states.keys() - names:
+        for gone in self._states.keys() - asked:
             del self._states[gone]
         # The process may still tell of one that is gone: the next of its name has another life.
-        self._gone = {name for name in self._lives if name not in names}
-        for gone in [name for name in self._lives if name in self._gone][:-GONE_KEPT_MAX]:
+        self._gone = {key for key in self._lives if key not in asked}
+        for gone in [key for key in self._lives if key in self._gone][:-GONE_KEPT_MAX]:
             del self._lives[gone]
             self._gone.discard(gone)
         return orders
+
+    def _life(self, key: Key, value: Any) -> int:
+        """Return the number of the life of a bridge that is asked for with this value."""
+        life, known = self._lives.get(key, (0, value))
+        if known != value or key in self._gone:
+            life += 1
+            self._gone.discard(key)
+        self._lives[key] = life, value
+        return life

@@ -62,8 +62,8 @@ class AmqpUri(msgspec.Struct, frozen=True, kw_only=True):
         return not self.host
 
 
-def parse(text: str) -> AmqpUri:
-    """Return what a URI says. Raises BadUri."""
+def parse(text: str, vhost_if_none: str = "/") -> AmqpUri:
+    """Return what a URI says, with `vhost_if_none` if it names no vhost. Raises BadUri."""
     if len(text) > URI_CHARS_MAX:
         raise BadUri(f"more than {URI_CHARS_MAX} characters")
     parts = _split(text)
@@ -84,7 +84,7 @@ def parse(text: str) -> AmqpUri:
         "tls": tls,
         "user": _decoded(user) if at else (DEFAULT_USER if host else ""),
         "password": _decoded(password) if colon else ("" if at or not host else DEFAULT_PASSWORD),
-        "vhost": _decoded(vhost) or "/",
+        "vhost": _decoded(vhost) or vhost_if_none,
     }
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         found.update(_parameter(name, value))

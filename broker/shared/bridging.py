@@ -12,37 +12,45 @@ from typing import Final
 
 import msgspec
 
-from shardmq.broker.model.shovels import Shovel
+from shardmq.broker.model.shovels import SHOVEL, Shovel
 
 SOCKET_NAME: Final = "bridges.sock"
 LINE_BYTES_MAX: Final = 256 << 20
 
-# States of a shovel, with LavinMQ's words where RabbitMQ has none.
+# States of a bridge, with LavinMQ's words where RabbitMQ has none.
 STARTING: Final = "starting"
 RUNNING: Final = "running"
 TERMINATED: Final = "terminated"
 PAUSED: Final = "paused"
 
 
+Key = tuple[str, ...]  # of a bridge: its kind, its vhost, and what tells it from others
+
+
+def key_of(bridge: Shovel) -> Key:
+    """Return what a bridge is known by, whatever changes of it."""
+    return SHOVEL, bridge.vhost, bridge.name
+
+
 class Order(msgspec.Struct, frozen=True):
-    """A shovel that is to run.
+    """A bridge that is to run.
 
     life: another number for each restart that a user asks for, and each change of the parameter.
     """
 
-    shovel: Shovel
+    bridge: Shovel
     life: int
 
 
 class Run(msgspec.Struct, frozen=True):
-    """All shovels that are to run. `cluster` is the name that forwarded messages show."""
+    """All bridges that are to run. `cluster` is the name that forwarded messages show."""
 
-    shovels: list[Order]
+    bridges: list[Order]
     cluster: str = ""
 
 
-class ShovelState(msgspec.Struct, kw_only=True):
-    """The state of a shovel.
+class BridgeState(msgspec.Struct, kw_only=True):
+    """The state of a bridge.
 
     since: the time of the last change of the state, in seconds of Unix time.
     error: why it does not run, or why it last did not.
@@ -53,8 +61,7 @@ class ShovelState(msgspec.Struct, kw_only=True):
     is_done: it has moved what `src-delete-after` asks for, and its parameter is to be deleted.
     """
 
-    vhost: str
-    name: str
+    key: Key
     life: int
     state: str = STARTING
     since: float = 0.0
@@ -73,9 +80,9 @@ class ShovelState(msgspec.Struct, kw_only=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """The states of all shovels that the process runs."""
+    """The states of all bridges that the process runs."""
 
-    states: list[ShovelState]
+    states: list[BridgeState]
 
 
 def line(message: Run | Told) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
-from shardmq.bridges import shovel
+from shardmq.bridges import pump, shovel, tries
 from shardmq.bridges.connection import Connection, connect
 from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.shovel import ShovelRunner
@@ -214,7 +214,13 @@ async def test_a_source_is_read_after_pauses_while_its_destination_refuses(
     given_back: list[int] = []
     source = SimpleNamespace(pause=paused.append, send=lambda method: None)
     destination = SimpleNamespace(settled=0, take_refused=lambda: given_back)
-    attempt = shovel._Try(runner, read, source, destination, 1.0)  # type: ignore[arg-type]
+    attempt = pump.Pump(
+        source,
+        destination,
+        runner.state,
+        runner.settled,
+        1.0,  # type: ignore[arg-type]
+    )
 
     def settle(is_refused: bool) -> None:
         destination.settled += 1
@@ -234,9 +240,9 @@ async def test_a_source_is_read_after_pauses_while_its_destination_refuses(
 
     assert [round_of_messages(confirmed, refused) for _ in rests] == rests
     assert len(paused) == 2 * len(rests)
-    assert runner.state.error == shovel.REFUSED
+    assert runner.state.error == tries.REFUSED
     longest = attempt._rest_s
-    assert round_of_messages(9, 1) == max(longest / 2, shovel.REFUSED_S)
+    assert round_of_messages(9, 1) == max(longest / 2, pump.REFUSED_S)
     settle(False)
     assert runner.state.error == "" and not paused[-1]
     rounds = len(rests)
@@ -266,10 +272,11 @@ async def test_what_was_acknowledged_when_it_was_written_is_read_before_the_end(
     runner = ShovelRunner(Order(shovels.read("/", "s", value), 1), "c", list, lambda: None)
     moved = asyncio.Event()
 
-    def settled(messages: int, refused: int) -> None:
-        ShovelRunner.settled(runner, messages, refused)
+    def settled(messages: int, refused: int) -> bool:
+        is_last = ShovelRunner.settled(runner, messages, refused)
         if runner.state.moved == 2:
             moved.set()
+        return is_last
 
     monkeypatch.setattr(runner, "settled", settled)
     running = asyncio.create_task(runner.run())

@@ -38,10 +38,9 @@ def metrics(context: Context) -> Iterator[Metric]:
         "shardmq_shovel_pending", "Messages that wait for the destination", labels=names
     )
     for state in states[:SHOWN_MAX]:
-        moved.add_metric([state.vhost, state.name], state.moved)
-        refused.add_metric([state.vhost, state.name], state.refused)
-        failures.add_metric(
-            [state.vhost, state.name], 0 if state.state == "running" else state.failures
-        )
-        pending.add_metric([state.vhost, state.name], state.pending)
+        of = list(state.key[1:])
+        moved.add_metric(of, state.moved)
+        refused.add_metric(of, state.refused)
+        failures.add_metric(of, 0 if state.state == "running" else state.failures)
+        pending.add_metric(of, state.pending)
     yield from (moved, refused, failures, pending)

@@ -100,7 +100,7 @@ async def delete(call: Call) -> None:
 async def restart(call: Call) -> None:
     """Start a shovel anew."""
     put, bridges = _shovel(call, call.vhost_to_change().name)
-    bridges.restart((put.vhost, put.name))
+    bridges.restart((SHOVEL, put.vhost, put.name))
 
 
 async def pause(call: Call) -> None:
