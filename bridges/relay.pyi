@@ -13,9 +13,10 @@ class Relay:
         exchange: bytes | None,
         key: bytes | None,
         mandatory: bool,
-        edit: Callable[[bytes], bytes] | None,
+        edit: Callable[[bytes], bytes] | Callable[[bytes, bytes], bytes] | None,
         frame_bytes_max: int,
         limit: int = -1,
+        with_names: bool = False,
     ) -> None: ...
     def feed(self, data: bytes, at: int) -> tuple[int, bytes]: ...
     def forget_edited(self) -> None: ...

@@ -56,10 +56,13 @@ cdef class Relay:
     edit: called with the properties of a message (flags and values), returns those to publish;
         equal properties of neighbours are edited once. None keeps them.
     limit: so many messages are taken, and frames behind the last one are left; -1 for no limit.
+    with_names: `edit` is also given what the delivery says of the message, as in its method frame:
+        u8 1 if it was redelivered | u8 n, exchange[n] | u8 n, key[n].
     """
 
     cdef object exchange, key, edit
-    cdef bytes last_props, last_edited
+    cdef bytes last_props, last_edited, names, last_names
+    cdef bint with_names
     cdef uint8_t bits
     cdef uint32_t frame_max
     cdef int expected
@@ -69,12 +72,14 @@ cdef class Relay:
     cdef readonly uint64_t body_bytes
 
     def __init__(
-        self, exchange, key, bint mandatory, edit, uint32_t frame_bytes_max, long long limit=-1
+        self, exchange, key, bint mandatory, edit, uint32_t frame_bytes_max, long long limit=-1,
+        bint with_names=False,
     ):
         for name in (exchange, key):
             if name is not None and len(<bytes?>name) > 255:
                 raise ValueError("a name has at most 255 bytes")
         self.exchange, self.key, self.edit = exchange, key, edit
+        self.with_names = with_names
         self.bits = 1 if mandatory else 0
         self.frame_max = frame_bytes_max
         self.limit = <uint64_t>limit if limit >= 0 else 0xffffffffffffffff
@@ -146,6 +151,11 @@ cdef class Relay:
                 )
                 if q == NULL:
                     raise Fault("a delivery that is cut short, or out of order")
+                if self.with_names:  # behind the ids, the consumer tag and the delivery tag
+                    names = 5 + p[FRAME_HEAD + 4] + 8
+                    self.names = PyBytes_FromStringAndSize(
+                        <const char *>p + FRAME_HEAD + names, size - names
+                    )
                 self.expected = A_HEADER
             elif p[0] == HEADER_FRAME:
                 if self.expected != A_HEADER or size < 14 or get16(p + FRAME_HEAD) != 60:
@@ -230,9 +240,15 @@ cdef class Relay:
 
     cdef bytes edited(self, const uint8_t *props, uint32_t size):
         cdef bytes given = PyBytes_FromStringAndSize(<const char *>props, size)
-        if self.last_props is None or given != self.last_props:
+        if self.last_props is not None and given == self.last_props:
+            if not self.with_names or self.names == self.last_names:
+                return self.last_edited
+        if self.with_names:
+            self.last_edited = self.edit(given, self.names)
+            self.last_names = self.names
+        else:
             self.last_edited = self.edit(given)
-            self.last_props = given
+        self.last_props = given
         return self.last_edited
 
     def forget_edited(self):

@@ -17,8 +17,10 @@ FRAME_MAX = 4096
 HEARTBEAT = frame(8, 0, b"")
 
 
-def delivery(tag: int, exchange: bytes, key: bytes, props: bytes, body: bytes, step: int) -> bytes:
-    names = short(b"ctag") + struct.pack(">QB", tag, 0) + short(exchange) + short(key)
+def delivery(
+    tag: int, exchange: bytes, key: bytes, props: bytes, body: bytes, step: int, again: bool = False
+) -> bytes:
+    names = short(b"ctag") + struct.pack(">QB", tag, again) + short(exchange) + short(key)
     made = frame(1, 1, struct.pack(">HH", 60, 60) + names)
     made += frame(2, 1, struct.pack(">HHQ", 60, 0, len(body)) + props)
     return made + b"".join(frame(3, 1, body[at : at + step]) for at in range(0, len(body), step))
@@ -30,7 +32,8 @@ def random_deliveries(chance: random.Random, count: int) -> bytes:
         props = chance.choice([b"\0\0", b"\x10\0\2", b"\x80\0" + short(b"text/plain")])
         body = chance.randbytes(chance.choice([0, 1, 16, 700, 5000]))
         name = chance.choice([b"", b"e", b"x" * 255])
-        data += delivery(tag, name, b"k" * chance.randrange(255), props, body, 4000)
+        key = b"k" * chance.choice([0, 1, chance.randrange(255)])
+        data += delivery(tag, name, key, props, body, 4000, chance.random() < 0.3)
         if chance.random() < 0.1:
             data += HEARTBEAT
     return data
@@ -38,6 +41,10 @@ def random_deliveries(chance: random.Random, count: int) -> bytes:
 
 def edit(props: bytes) -> bytes:
     return b"\x20\0\0\0\0\0" if props == b"\0\0" else props
+
+
+def edit_by_names(props: bytes, names: bytes) -> bytes:
+    return b"\x20\0" + struct.pack(">I", len(names)) + names if props == b"\0\0" else props
 
 
 def test_any_deliveries_cut_anywhere_are_the_publishes_of_the_reference(
@@ -54,7 +61,10 @@ def test_any_deliveries_cut_anywhere_are_the_publishes_of_the_reference(
             chance.random() < 0.5, chance.choice([None, edit]),
         )  # fmt: skip
         limit = chance.choice([-1, -1, 0, 3])
-        relay = Relay(*given, FRAME_MAX, limit)
+        with_names = chance.random() < 0.5
+        if with_names and given[3] is not None:
+            given = (*given[:3], edit_by_names)
+        relay = Relay(*given, FRAME_MAX, limit, with_names)
         unread, out, taken = b"", b"", 0
         while taken < len(data):
             more = data[taken : taken + chance.choice([1, 7, 100, 10_000])]
@@ -62,7 +72,7 @@ def test_any_deliveries_cut_anywhere_are_the_publishes_of_the_reference(
             unread += more
             at, made = relay.feed(unread, 0)
             out, unread = out + made, unread[at:]
-        at, expected, published = reference.relayed(data, *given, limit)
+        at, expected, published = reference.relayed(data, *given, limit, with_names)
         assert (out, len(data) - len(unread)) == (expected, at), history
         assert relay.published == published and relay.begun == published
 
@@ -96,7 +106,9 @@ def test_no_bytes_are_read_or_written_outside(pytestconfig: pytest.Config) -> No
         for _ in range(chance.randrange(1, 5)):
             if data:
                 data[chance.randrange(len(data))] = chance.randrange(256)
-        relay, confirms = Relay(None, b"k", True, edit, FRAME_MAX), Settled()
+        by_names = chance.random() < 0.5
+        edits = edit_by_names if by_names else edit
+        relay, confirms = Relay(None, b"k", True, edits, FRAME_MAX, -1, by_names), Settled()
         with contextlib.suppress(Fault):
             relay.feed(bytes(data), 0)
         with contextlib.suppress(Fault):

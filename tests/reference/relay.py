@@ -34,11 +34,12 @@ def relayed(
     exchange: bytes | None,
     key: bytes | None,
     mandatory: bool,
-    edit: Callable[[bytes], bytes] | None,
+    edit: Callable[..., bytes] | None,
     limit: int = -1,
+    with_names: bool = False,
 ) -> tuple[int, bytes, int]:
     """Return where a relay stops, what it publishes, and how many messages that is."""
-    out, at, begun, published, left = b"", 0, 0, 0, 0
+    out, at, begun, published, left, told = b"", 0, 0, 0, 0, b""
     for kind, channel, payload, end in frames(data):
         if kind != 8 and channel != 1:
             break
@@ -47,6 +48,7 @@ def relayed(
                 break
             begun += 1
             place = 5 + payload[4] + 9
+            told = payload[place - 1 :]
             own_exchange = payload[place + 1 : place + 1 + payload[place]]
             place += 1 + payload[place]
             own_key = payload[place + 1 :]
@@ -55,7 +57,9 @@ def relayed(
             out += frame(1, 1, struct.pack(">HHH", 60, 40, 0) + names + bytes([mandatory]))
         elif kind == 2:
             left = int.from_bytes(payload[4:12], "big")
-            props = payload[12:] if edit is None else edit(payload[12:])
+            props = payload[12:]
+            if edit is not None:
+                props = edit(props, told) if with_names else edit(props)
             out += frame(2, 1, payload[:12] + props)
             published += not left
         elif kind == 3:
