@@ -74,6 +74,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, uri: AmqpUri, name: str) -> None:
         self.frame_bytes_max = FRAME_BYTES_MAX
         self.is_own = False  # the peer is a broker like this one
+        self.capabilities: frozenset[str] = frozenset()  # of the peer
         self.blocked = ""  # the reason for which the peer takes no publishes
         self.batches: Batches | None = None
         self.keeps_deliveries = False  # `batches` takes those that come before it is asked
@@ -99,7 +100,12 @@ class Connection(asyncio.BufferedProtocol):
     async def handshake(self, frame_bytes_max: int) -> None:
         """Log in and open the channel."""
         start = await self._wait_for(commands.Connection.Start, PROTOCOL_HEADER)
-        self.is_own = "shardmq_version" in (start.server_properties or {})
+        told = start.server_properties or {}
+        self.is_own = "shardmq_version" in told
+        can = told.get("capabilities")
+        self.capabilities = frozenset(
+            name for name, does in (can.items() if isinstance(can, dict) else ()) if does is True
+        )
         mechanism, response = self._login(str(start.mechanisms or ""))
         tune = await self._wait_for(
             commands.Connection.Tune,

@@ -110,9 +110,13 @@ class AmqpDestination:
             passive = commands.Exchange.Declare(exchange=shovel.dest_exchange, passive=True)
             await self.connection.call(passive, commands.Exchange.DeclareOk)
         if shovel.ack_mode == "on-confirm":
-            await self.connection.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
-            self._confirms = True
-            self.connection.batches = self._take
+            await self.confirm()
+
+    async def confirm(self) -> None:
+        """Ask for confirms. Raises LinkFailed."""
+        await self.connection.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        self._confirms = True
+        self.connection.batches = self._take
 
     def take_refused(self) -> list[int]:
         """Return the numbers of messages that were refused (basic.nack) since the last call."""
@@ -278,9 +282,14 @@ def _line(text: str) -> str:
 
 
 async def ensure_queue(
-    connection: Connection, queue: str, arguments: dict[str, Any], predeclared: bool
+    connection: Connection,
+    queue: str,
+    arguments: dict[str, Any],
+    predeclared: bool,
+    durable: bool = True,
+    auto_delete: bool = False,
 ) -> int:
-    """Return the number of messages of a queue, which is declared (durable) if it is not there.
+    """Return the number of messages of a queue, which is declared if it is not there.
 
     Raises LinkFailed, also if it is not there and `predeclared` says that it should be.
     """
@@ -289,6 +298,8 @@ async def ensure_queue(
         return int((await connection.call(passive, commands.Queue.DeclareOk)).message_count or 0)
     found = await connection.call_or_reopen(passive, commands.Queue.DeclareOk)
     if found is None:
-        declare = commands.Queue.Declare(queue=queue, durable=True, arguments=arguments)
+        declare = commands.Queue.Declare(
+            queue=queue, durable=durable, auto_delete=auto_delete, arguments=arguments
+        )
         found = await connection.call(declare, commands.Queue.DeclareOk)
     return int(found.message_count or 0)

@@ -14,12 +14,17 @@ from typing import Any, Final
 from shardmq.broker.amqp import properties
 from shardmq.broker.amqp.properties import PROPERTIES, encode_properties
 from shardmq.broker.model.amqp_uri import without_credentials
+from shardmq.broker.model.federation import QueueLink
 from shardmq.broker.model.shovels import Shovel
 
 FORWARDED: Final = "x-shovelled"
 FORWARDED_AT: Final = "x-shovelled-timestamp"
 PRODUCER_HEADERS: Final = ("x-producer-id", "x-sequence")
 _SEQUENCE: Final = b"\x0ax-sequence"
+# Headers of federation.
+RECEIVED_FROM: Final = "x-received-from"
+ORIGINAL_EXCHANGE, ORIGINAL_KEY = "x-original-exchange", "x-original-routing-key"
+CC, ORIGINAL_CC = "CC", "x-original-cc"
 
 Edit = Callable[[bytes], bytes]
 
@@ -59,6 +64,56 @@ def editor(
         return encode_properties(found)
 
     return edit
+
+
+def received_from(link: QueueLink, uri: str) -> Callable[[bytes, bytes], bytes]:
+    """Return the function that edits properties of messages that come by a link of queues.
+
+    The function also takes what the delivery says, as `Relay` has it. The header `x-received-from`
+    gets an entry for the upstream queue in front. If the queue is in the header already, its entry
+    moves and counts on. `x-original-exchange` and `x-original-routing-key` say where a message was
+    published first.
+
+    Args:
+        link: The link.
+        uri: The URI of the upstream in use.
+    """
+    place = {"uri": without_credentials(uri), "queue": link.upstream_queue}
+
+    def edit(props: bytes, names: bytes) -> bytes:
+        found = _read(props)
+        headers = dict(found.get("headers") or {})
+        for name in PRODUCER_HEADERS:
+            headers.pop(name, None)
+        if not link.trust_user_id:
+            found.pop("user_id", None)
+        before, visits = headers.get(RECEIVED_FROM), 0
+        if not isinstance(before, list):
+            before = []
+            headers[ORIGINAL_EXCHANGE] = _name(names, 1)
+            headers[ORIGINAL_KEY] = _name(names, 2 + names[1])
+        others = []
+        for entry in before:
+            if _is_at(entry, place):
+                count = entry.get("visit-count")
+                visits = max(visits, count if isinstance(count, int) else 0)
+            else:
+                others.append(entry)
+        entry = {**place, "redelivered": names[0] & 1 == 1, "visit-count": visits + 1}
+        headers[RECEIVED_FROM] = [entry, *others]
+        if CC in headers:
+            headers[ORIGINAL_CC] = headers.pop(CC)
+        return encode_properties({**found, "headers": headers})
+
+    return edit
+
+
+def _is_at(entry: Any, place: dict[str, str]) -> bool:
+    return isinstance(entry, dict) and all(entry.get(key) == place[key] for key in place)
+
+
+def _name(names: bytes, at: int) -> str:
+    return names[at + 1 : at + 1 + names[at]].decode("utf-8", "replace")
 
 
 def _without_sequence(props: bytes) -> bytes:

@@ -17,8 +17,19 @@ from typing import Final
 import msgspec
 
 from shardmq.bridges.config import BridgesConfig, read
+from shardmq.bridges.queue_link import QueueLinkRunner
 from shardmq.bridges.shovel import ShovelRunner
-from shardmq.broker.shared.bridging import LINE_BYTES_MAX, Key, Order, Run, Told, key_of, line
+from shardmq.broker.model.federation import QueueLink
+from shardmq.broker.shared.bridging import (
+    LINE_BYTES_MAX,
+    Key,
+    Order,
+    Pull,
+    Run,
+    Told,
+    key_of,
+    line,
+)
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -41,7 +52,8 @@ class Bridges:
 
     def __init__(self, config: BridgesConfig) -> None:
         self._config = config
-        self._runners: dict[Key, ShovelRunner] = {}
+        self._runners: dict[Key, ShovelRunner | QueueLinkRunner] = {}
+        self._pulling: frozenset[Key] = frozenset()
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._news = asyncio.Event()
@@ -98,8 +110,11 @@ class Bridges:
         self._writer, self._told, self._alone_since = writer, b"", None
         try:
             while text := await reader.readline():
-                ordered = msgspec.json.decode(text, type=Run)
-                await self._run(ordered.bridges, ordered.cluster)
+                told = msgspec.json.decode(text, type=Run | Pull)
+                if isinstance(told, Pull):
+                    self._pull(frozenset(told.keys))
+                    continue
+                await self._run(told.bridges, told.cluster)
                 self._news.set()
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             log.warning("the connection to the controller ended: %s", error)
@@ -123,11 +138,25 @@ class Bridges:
             await asyncio.wait(stopped, timeout=STOP_S_MAX)
         for key, order in wanted.items():
             if key not in self._runners:
-                runner = ShovelRunner(order, cluster, self._door_paths, self._news.set)
-                self._runners[key] = runner
+                runner = self._runners[key] = self._runner(order, cluster)
                 self._tasks[key] = asyncio.create_task(runner.run())
         now = asyncio.get_running_loop().time()
         self._idle_since = None if self._runners else self._idle_since or now
+
+    def _runner(self, order: Order, cluster: str) -> ShovelRunner | QueueLinkRunner:
+        if isinstance(order.bridge, QueueLink):
+            link = QueueLinkRunner(order, self._door_paths, self._news.set)
+            link.pull(key_of(order.bridge) in self._pulling)
+            return link
+        return ShovelRunner(order, cluster, self._door_paths, self._news.set)
+
+    def _pull(self, keys: frozenset[Key]) -> None:
+        """Let these links take messages, and no others."""
+        changed, self._pulling = self._pulling ^ keys, keys
+        for key in changed:
+            runner = self._runners.get(key)
+            if isinstance(runner, QueueLinkRunner):
+                runner.pull(key in keys)
 
     def _door_paths(self) -> list[str]:
         """Return the sockets of the front doors of this host, another one first each time."""

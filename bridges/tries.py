@@ -59,7 +59,7 @@ class Tries:
         self.at = {"src": 0, "dest": 0}  # the URI that was used last
         self._name, self._vhost = name, vhost
         self._first_delay_s = first_delay_s
-        self._doors, self._tell = doors, tell
+        self._doors, self.tell = doors, tell
         self.change(STARTING)
 
     async def run(self, once: Callable[[], Awaitable[None]], useless: Callable[[], None]) -> None:
@@ -109,7 +109,7 @@ class Tries:
 
     def change(self, state: str) -> None:
         self.state.state, self.state.since = state, time.time()
-        self._tell()
+        self.tell()
 
     def settled(self, messages: int, refused: int) -> None:
         """Count messages that are settled, of which so many were refused."""

@@ -1,7 +1,7 @@
 """The controller's side of bridges: it tells their process what to run, and keeps the states.
 
-The process is called when the first parameter of a shovel is there, and told of nothing when the
-last one is gone. `broker/shared/bridging.py` says how the two speak.
+The process is called when the first shovel or link of federation is asked for, and told of nothing
+when the last one is gone. `broker/shared/bridging.py` says how the two speak.
 
 A shovel enters this broker at a URI without a host, as the user that the URI names, or without one
 as `permissions.INTERNAL_USER`. The HTTP API sees to it that whoever sets the parameter may do that.
@@ -11,19 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.demand import ASK_S, Demand
+from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     AnyChange,
     ParameterDelete,
     ParameterPut,
+    QueueDelete,
+    QueuePut,
     VhostDelete,
 )
+from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_SET, QueueLink, walk
 from shardmq.broker.model.shovels import PAUSED, SHOVEL, obstacle, read
 from shardmq.broker.shared import bridging
 from shardmq.broker.shared.bridging import (
@@ -34,16 +41,24 @@ from shardmq.broker.shared.bridging import (
     BridgeState,
     Key,
     Order,
+    Pull,
     Run,
     Told,
+    key_of,
 )
 from shardmq.broker.shared.cluster_name import cluster_name
 
 # After a failure the process is called again so much later, at first and at most.
 AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
-# Changes that may change what is to run.
+# Changes that may change what is to run, and those that may while there are upstreams.
 _CHANGES: Final = frozenset((ParameterPut, ParameterDelete, VhostDelete))
+_QUEUES: Final = frozenset((QueuePut, QueueDelete))
 GONE_KEPT_MAX: Final = 1000
+# To find the links takes at most one part in so many of a processor while queues come and go.
+REST_SHARE: Final = 20
+REST_S_MAX: Final = 2.0
+LINKS_MAX: Final = 5000
+TOO_MANY: Final = f"there are more than {LINKS_MAX} links"
 
 Name = tuple[str, str]  # of a shovel: vhost and name
 
@@ -51,11 +66,18 @@ log = logging.getLogger(__name__)
 
 
 class Bridges:
-    """The shovels that the parameters ask for, and their states."""
+    """The bridges that parameters and policies ask for, and their states."""
 
-    def __init__(self, authority: Authority, runtime_dir: Callable[[], str]) -> None:
+    def __init__(
+        self, authority: Authority, runtime_dir: Callable[[], str], shards: ShardLinks
+    ) -> None:
         self._authority = authority
         self._catalog: Catalog = authority.catalog
+        self._demand = Demand(authority.catalog, shards)
+        self._links: dict[Key, QueueLink] = {}  # that are asked for
+        self._has_links = asyncio.Event()
+        self._has_upstreams = True
+        self._rest_s = 0.0  # after the links were looked for
         self._runtime_dir = runtime_dir
         self._states: dict[Key, BridgeState] = {}
         # By bridge: the number of its life, and the value that the life is of.
@@ -68,7 +90,12 @@ class Bridges:
 
     def changed(self, changes: list[AnyChange]) -> None:
         """Follow changes of the catalog."""
-        if not self._wake.is_set() and not _CHANGES.isdisjoint(map(type, changes)):
+        if self._wake.is_set():
+            return
+        kinds = set(map(type, changes))
+        if not _CHANGES.isdisjoint(kinds) or (
+            self._has_upstreams and not _QUEUES.isdisjoint(kinds)
+        ):
             self._wake.set()
 
     def parameters(self) -> Iterator[ParameterPut]:
@@ -92,6 +119,18 @@ class Bridges:
             return BridgeState(key=key, life=0, state=STARTING)
         return known
 
+    def links(self) -> list[tuple[QueueLink, BridgeState]]:
+        """Return the links of federation and their states."""
+        return [(link, self._link_state(key, link)) for key, link in self._links.items()]
+
+    def _link_state(self, key: Key, link: QueueLink) -> BridgeState:
+        known, life = self._states.get(key), self._lives.get(key)
+        if known is not None and life is not None and (known.life, link) == life:
+            return known
+        if life is None and len(self._links) > LINKS_MAX:
+            return BridgeState(key=key, life=0, state=TERMINATED, error=TOO_MANY)
+        return BridgeState(key=key, life=0, state=STARTING)
+
     def restart(self, key: Key) -> None:
         """Start a bridge anew."""
         if key in self._lives:
@@ -108,8 +147,9 @@ class Bridges:
         self._wake.set()
         while True:
             await self._wake.wait()
-            if not self._orders():
-                self._wake.clear()
+            self._wake.clear()
+            if not await self._orders():
+                await asyncio.sleep(self._rest_s)
                 continue
             try:
                 reader, writer = await asyncio.open_unix_connection(
@@ -119,6 +159,7 @@ class Bridges:
                 log.warning("the process of bridges cannot be called: %s", error)
             else:
                 listening = asyncio.create_task(self._listen(reader))
+                pulling = asyncio.create_task(self._tell_pulling(writer))
                 try:
                     if await self._tell(writer, listening):
                         wait_s = AGAIN_S
@@ -127,6 +168,7 @@ class Bridges:
                     log.warning("the process of bridges is gone: %s", error)
                 finally:
                     listening.cancel()
+                    pulling.cancel()
                     writer.close()
                     self._states.clear()
             self._wake.set()
@@ -141,17 +183,29 @@ class Bridges:
         told: Run | None = None
         while not listening.done():
             self._wake.clear()
-            run = Run(self._orders(), cluster_name(self._catalog))
+            run = Run(await self._orders(), cluster_name(self._catalog))
             if run != told:
                 told = run
                 writer.write(bridging.line(run))
                 await writer.drain()
             if not run.bridges:
                 return True
+            await asyncio.sleep(self._rest_s)
             waking = asyncio.create_task(self._wake.wait())
             await asyncio.wait({waking, listening}, return_when=asyncio.FIRST_COMPLETED)
             waking.cancel()
         return False
+
+    async def _tell_pulling(self, writer: asyncio.StreamWriter) -> None:
+        """Tell the process which links are to take messages."""
+        told: list[Key] | None = None
+        while not writer.is_closing():
+            await self._has_links.wait()
+            keys = await self._demand.pulling(list(self._links.values())[:LINKS_MAX])
+            if keys != told and not writer.transport.get_write_buffer_size():
+                told = keys
+                writer.write(bridging.line(Pull(keys)))
+            await asyncio.sleep(ASK_S)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Take the states that the process tells."""
@@ -185,18 +239,22 @@ class Bridges:
         if answer.code:
             log.error("shovel '%s' in vhost '%s' stays: %s", name, vhost, answer.text)
 
-    def _orders(self) -> list[Order]:
+    async def _orders(self) -> list[Order]:
         """Return what is to run."""
+        await self._find_links()
         orders = []
         asked: set[Key] = set()
         for put in self.parameters():
-            key = SHOVEL, put.vhost, put.name
+            key: Key = (SHOVEL, put.vhost, put.name)
             asked.add(key)
             life = self._life(key, put.value)
             if obstacle(put.name, put.value) or self.is_paused((put.vhost, put.name)):
                 self._states.pop(key, None)
                 continue
             orders.append(Order(read(put.vhost, put.name, put.value), life))
+        for key, link in islice(self._links.items(), LINKS_MAX):
+            asked.add(key)
+            orders.append(Order(link, self._life(key, link)))
         for gone in self._states.keys() - asked:
             del self._states[gone]
         # The process may still tell of one that is gone: the next of its name has another life.
@@ -205,6 +263,32 @@ class Bridges:
             del self._lives[gone]
             self._gone.discard(gone)
         return orders
+
+    async def _find_links(self) -> None:
+        """Find the links that are asked for, and let others have the processor meanwhile."""
+        self._has_upstreams = any(
+            put.component in (UPSTREAM, UPSTREAM_SET) for put in self._catalog.parameters.values()
+        )
+        self._rest_s = 0.0
+        if not self._has_upstreams:
+            self._links = {}
+            self._has_links.clear()
+            return
+        found, took, began = {}, 0.0, time.monotonic()
+        for link in walk(self._catalog):
+            if link is not None:
+                found[key_of(link)] = link
+                continue
+            took += time.monotonic() - began
+            await asyncio.sleep(0)
+            began = time.monotonic()
+        took += time.monotonic() - began
+        self._links = found
+        if found:
+            self._has_links.set()
+        else:
+            self._has_links.clear()
+        self._rest_s = min(REST_SHARE * took, REST_S_MAX)
 
     def _life(self, key: Key, value: Any) -> int:
         """Return the number of the life of a bridge that is asked for with this value."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from shardmq.broker.model import arguments, patterns, shovels
+from shardmq.broker.model import arguments, federation, patterns, shovels
 from shardmq.broker.model.arguments import DEFINITION, NUMBER, SHARD_KEY, PolicyKey
 from shardmq.broker.model.changes import DRAINED_NODES, GLOBAL
 from shardmq.broker.model.changes import USER_LIMITS as USER_LIMITS
@@ -42,9 +42,7 @@ SHARDS = "shards"
 # A key in their values: the exchange is a stream exchange by this parameter alone.
 MERGED = "merged"
 # Components whose values the broker does not read. Other tools set them, and definitions have them.
-FREE_COMPONENTS: Final = frozenset(
-    ("federation-upstream", "federation-upstream-set", "federation", STREAM)
-)
+FREE_COMPONENTS: Final = frozenset(("federation", STREAM))
 
 
 def check_parameter(vhost: str, component: str, name: str, value: Any) -> None:
@@ -66,6 +64,9 @@ def check_parameter(vhost: str, component: str, name: str, value: Any) -> None:
     elif component == shovels.SHOVEL:
         if faults := list(shovels.faults(name, value)):
             raise invalid(*faults)
+    elif component in (federation.UPSTREAM, federation.UPSTREAM_SET):
+        if faults := list(islice(federation.faults(component, name, value), TERMS_SHOWN)):
+            raise invalid(*faults)
     elif component == shovels.PAUSED:
         if value is not True:
             raise invalid(f"{component} should be true, actually was {term(value)}")
@@ -75,7 +76,7 @@ def check_parameter(vhost: str, component: str, name: str, value: Any) -> None:
     elif component not in FREE_COMPONENTS and not (component == GLOBAL and not vhost):
         known = (
             POLICY, OPERATOR_POLICY, *LIMITS, DEFINITION, SHARDS, shovels.SHOVEL, shovels.PAUSED,
-            *sorted(FREE_COMPONENTS),
+            federation.UPSTREAM, federation.UPSTREAM_SET, *sorted(FREE_COMPONENTS),
         )  # fmt: skip
         text = f"component {cut(component, NAME_CHARS_SHOWN)} not found"
         raise invalid(text, *meant([component], known))
@@ -114,6 +115,8 @@ def check_policy(value: Any, keys: Mapping[str, PolicyKey]) -> None:
             raise invalid(f"{term(value)} {wrong}")
     if NUMBER in definition and DEFINITION in definition:
         raise invalid(f"{NUMBER} and {DEFINITION} are mutually exclusive")
+    if faults := list(federation.policy_faults(definition)):
+        raise invalid(*faults)
     if SHARD_KEY in definition and NUMBER not in definition:
         raise invalid(f"{NUMBER} must be specified")
     for key in (NUMBER, SHARD_KEY):

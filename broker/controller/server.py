@@ -175,7 +175,7 @@ class Controller:
         self.relocating = Relocating(
             self.authority.catalog, self.authority, self.shards, self.cluster
         )
-        self.bridges = Bridges(self.authority, lambda: self.config.runtime_dir)
+        self.bridges = Bridges(self.authority, lambda: self.config.runtime_dir, self.shards)
         self.forget_node: Callable[..., Awaitable[Inheritance]] | None = None
         self.elections: Elections | None = None  # of a cluster
         self.snapshots = Snapshots(

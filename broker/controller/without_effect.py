@@ -18,6 +18,7 @@ from shardmq.broker.controller.policies import STREAM, STREAM_DEFINITION
 from shardmq.broker.model import arguments as table
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import GLOBAL, ExchangePut, ParameterPut, QueuePut, VhostPut
+from shardmq.broker.model.federation import POLICY_KEYS, UPSTREAM, UPSTREAM_SET
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
 from shardmq.broker.model.shovels import NO_AMQP10, SHOVEL, is_amqp10
 from shardmq.broker.shared.control import ExchangeDeclare, QueueDeclare
@@ -31,10 +32,14 @@ PARAMETER, KEY, ARGUMENT, TYPE = "parameter", "policy key", "argument", "queue t
 
 # Why a component of parameters, a type of queue or a global parameter has no effect.
 PARAMETERS: Final = {
-    "federation-upstream": table.NO_FEDERATION,
-    "federation-upstream-set": table.NO_FEDERATION,
-    "federation": table.NO_FEDERATION,
+    "federation": "nothing reads it: each upstream is a parameter federation-upstream",
 }
+ONLY_QUEUES: Final = "exchanges are not federated, only queues are"
+# Keys of upstreams that only links of exchanges would use.
+OF_EXCHANGES: Final = (
+    "exchange", "max-hops", "expires", "message-ttl", "queue-type", "resource-cleanup-mode",
+    "bind-nowait", "channel-use-mode",
+)  # fmt: skip
 QUEUE_TYPES: Final = {
     table.QUORUM: "durable queues of all types have as many copies as cluster.replicas says, "
     "without a cluster one"
@@ -147,8 +152,16 @@ def _in_parameter(put: ParameterPut) -> Iterator[KeptWithoutEffect]:
     if put.component in (POLICY, OPERATOR_POLICY):
         definition = put.value.get("definition") if isinstance(put.value, dict) else None
         for key in definition if isinstance(definition, dict) else ():
-            if why := table.TABLE.keys_without_effect.get(key):
+            why = table.TABLE.keys_without_effect.get(key)
+            if key in POLICY_KEYS and put.value.get("apply-to", "all") in ("all", "exchanges"):
+                why = ONLY_QUEUES
+            if why:
                 yield KeptWithoutEffect(KEY, key, why, f"{put.component.replace('_', ' ')} {thing}")
+    elif put.component in (UPSTREAM, UPSTREAM_SET):
+        elements = put.value if isinstance(put.value, list) else [put.value]
+        given = {key for each in elements if isinstance(each, dict) for key in each}
+        for key in sorted(given.intersection(OF_EXCHANGES)):
+            yield KeptWithoutEffect("key", key, ONLY_QUEUES, f"{put.component} {thing}")
     elif put.component == SHOVEL:
         if is_amqp10(put.value):
             yield KeptWithoutEffect(PARAMETER, SHOVEL, NO_AMQP10, thing)

@@ -55,7 +55,6 @@ RETRY_TYPES = ("disabled", "all", "failed", "returned")
 # Reasons why something has no effect.
 NO_REPLICAS = "a queue has no replicas of its own: cluster.replicas is for queues of all types"
 IN_MEMORY = "messages of every queue are on disk; memory keeps an index of them"
-NO_FEDERATION = "there is no federation: nothing comes from the upstream"
 NO_WAIT = "a consumer is gone with its connection: nothing is waited for"
 INDEXED = "streams are filtered by their index, whose size is not set"
 
@@ -286,6 +285,14 @@ _EXCHANGE: Final = (
 # ones are kept because definitions of other brokers carry them.
 _ONLY_KEYS: Final = {
     PolicyKey(DEFINITION, values.text("stream definition name"), Merge.APART): "",
+    # `federation.policy_faults` looks at them together.
+    PolicyKey("federation-upstream", values.text("federation upstream name"), Merge.APART): "",
+    PolicyKey(
+        "federation-upstream-set", values.text("federation upstream set name"), Merge.APART
+    ): "",
+    PolicyKey(
+        "federation-upstream-pattern", values.text("federation upstream pattern"), Merge.APART
+    ): "",
     **{
         PolicyKey(name, values.any_setting, Merge.APART): why
         for why, names in (
@@ -293,10 +300,6 @@ _ONLY_KEYS: Final = {
                 NO_REPLICAS,
                 "ha-mode ha-params ha-sync-mode ha-sync-batch-size ha-promote-on-shutdown "
                 "ha-promote-on-failure",
-            ),
-            (
-                NO_FEDERATION,
-                "federation-upstream federation-upstream-set federation-upstream-pattern",
             ),
         )
         for name in names.split()

@@ -33,6 +33,7 @@ POLICY_KEYS: Final = (UPSTREAM, UPSTREAM_SET, UPSTREAM_PATTERN)
 ALL: Final = "all"  # the set of all upstreams of the vhost, without a parameter
 ELEMENTS_MAX: Final = 1000  # of one set
 HOPS_MAX: Final = 1000
+QUEUES_AT_A_TIME: Final = 500  # are looked at before others get the processor
 # A queue with this argument serves a plugin of the broker, and is not federated.
 INTERNAL_PURPOSE: Final = "x-internal-purpose"
 
@@ -183,6 +184,15 @@ class _Upstreams:
 
 def links(catalog: Catalog) -> list[QueueLink]:
     """Return the links that policies and upstreams ask for, one for each pair of ends."""
+    return [link for link in walk(catalog) if link is not None]
+
+
+def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
+    """Yield the same links, and None after each `QUEUES_AT_A_TIME` queues.
+
+    The catalog may change while the caller does something else after a None. The links of things
+    that are new then may be missing, so the caller walks again after a change.
+    """
     upstreams: dict[str, _Upstreams] = {}
     federates: set[str] = set()
     for put in catalog.parameters.values():
@@ -190,11 +200,13 @@ def links(catalog: Catalog) -> list[QueueLink]:
             upstreams.setdefault(put.vhost, _Upstreams()).add(put)
         elif put.component == POLICY and _is_federating(put.value):
             federates.add(put.vhost)
-    found: dict[str, QueueLink] = {}
-    for name in sorted(federates & upstreams.keys() & catalog.vhosts.keys()):
-        for link in _of_vhost(catalog.vhosts[name], upstreams[name]):
-            found.setdefault(link.id, link)
-    return list(found.values())
+    seen: set[str] = set()
+    for vhost in [catalog.vhosts[name] for name in sorted(federates & upstreams.keys())]:
+        for link in _of_vhost(vhost, upstreams[vhost.name]):
+            if link is None or link.id not in seen:
+                yield link
+            if link is not None:
+                seen.add(link.id)
 
 
 def _is_federating(policy: Any) -> bool:
@@ -202,8 +214,10 @@ def _is_federating(policy: Any) -> bool:
     return isinstance(definition, dict) and any(key in definition for key in POLICY_KEYS)
 
 
-def _of_vhost(vhost: Vhost, upstreams: _Upstreams) -> Iterator[QueueLink]:
-    for queue in vhost.queues.values():
+def _of_vhost(vhost: Vhost, upstreams: _Upstreams) -> Iterator[QueueLink | None]:
+    for count, queue in enumerate(list(vhost.queues.values()), 1):
+        if count % QUEUES_AT_A_TIME == 0:
+            yield None
         if not is_federable(queue):
             continue
         applied = vhost.policies_of(queue)

@@ -144,7 +144,7 @@ def faults(name: str, value: Any) -> Iterator[str]:
     yield from keys.faults(name, value, KEYS)
 
 
-class Shovel(msgspec.Struct, frozen=True, kw_only=True):
+class Shovel(msgspec.Struct, frozen=True, kw_only=True, tag="shovel"):
     """A shovel, as its parameter describes it.
 
     src_queue: "" if the source is an exchange.

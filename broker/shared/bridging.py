@@ -1,9 +1,10 @@
 """Messages between the controller and the process of bridges.
 
 The controller connects to the socket `SOCKET_NAME` in the runtime directory, which starts the
-process, and sends one `Run` after each change: all that is to run, and nothing else. The process
-answers with one `Told` after each change of a state. Both are lines of JSON. When the connection
-ends the process goes on for a while, because a controller that starts anew connects again.
+process, and sends one `Run` after each change: all that is to run, and nothing else. It sends one
+`Pull` after each change of which links of queues are to take messages. The process answers with one
+`Told` after each change of a state. All are lines of JSON. When the connection ends the process
+goes on for a while, because a controller that starts anew connects again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from shardmq.broker.model.federation import QueueLink
 from shardmq.broker.model.shovels import SHOVEL, Shovel
 
 SOCKET_NAME: Final = "bridges.sock"
@@ -27,8 +29,13 @@ PAUSED: Final = "paused"
 Key = tuple[str, ...]  # of a bridge: its kind, its vhost, and what tells it from others
 
 
-def key_of(bridge: Shovel) -> Key:
+QUEUE_LINK: Final = "queue-link"
+
+
+def key_of(bridge: Shovel | QueueLink) -> Key:
     """Return what a bridge is known by, whatever changes of it."""
+    if isinstance(bridge, QueueLink):
+        return QUEUE_LINK, bridge.vhost, bridge.queue, bridge.upstream, bridge.upstream_queue
     return SHOVEL, bridge.vhost, bridge.name
 
 
@@ -38,15 +45,24 @@ class Order(msgspec.Struct, frozen=True):
     life: another number for each restart that a user asks for, and each change of the parameter.
     """
 
-    bridge: Shovel
+    bridge: Shovel | QueueLink
     life: int
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, frozen=True, tag="run"):
     """All bridges that are to run. `cluster` is the name that forwarded messages show."""
 
     bridges: list[Order]
     cluster: str = ""
+
+
+class Pull(msgspec.Struct, frozen=True, tag="pull"):
+    """The links of queues that are to take messages now: these, and no others.
+
+    Their queues are empty and have consumers at this broker.
+    """
+
+    keys: list[Key]
 
 
 class BridgeState(msgspec.Struct, kw_only=True):
@@ -59,6 +75,7 @@ class BridgeState(msgspec.Struct, kw_only=True):
     refused: messages that the destination has refused, each time that it has.
     pending: messages taken from the source and not yet settled there.
     is_done: it has moved what `src-delete-after` asks for, and its parameter is to be deleted.
+    pulls: of a link of queues, it has a consumer at the upstream.
     """
 
     key: Key
@@ -77,6 +94,7 @@ class BridgeState(msgspec.Struct, kw_only=True):
     failures: int = 0
     blocked: str = ""
     is_done: bool = False
+    pulls: bool = False
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -85,5 +103,5 @@ class Told(msgspec.Struct, frozen=True):
     states: list[BridgeState]
 
 
-def line(message: Run | Told) -> bytes:
+def line(message: Run | Pull | Told) -> bytes:
     return msgspec.json.encode(message) + b"\n"

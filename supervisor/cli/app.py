@@ -95,6 +95,7 @@ PANELS: Final[dict[str, str]] = {
         " policies.set_global_parameter policies.clear_global_parameter"
         " policies.list_global_parameters shovels.shovel_status shovels.restart_shovel"
         " shovels.delete_shovel shovels.pause_shovel shovels.resume_shovel"
+        " federation.federation_status federation.restart_federation_link"
     ),
     "Definitions and backup": (
         "definitions.export_definitions definitions.import_definitions snapshots.snapshot"

@@ -58,6 +58,9 @@ EXCHANGE: Final = {
 }
 POLICY_KEYS: Final = (
     "stream-definition",
+    "federation-upstream",
+    "federation-upstream-set",
+    "federation-upstream-pattern",
     "expires",
     "message-ttl",
     "dead-letter-exchange",

@@ -67,9 +67,9 @@ GROUPS: Final = (
         "list_shovels add_shovel",
     ),
     (
-        "no federation here",
-        "federation_status restart_federation_link list_federations add_federation"
-        " delete_federation",
+        "shardctl federation_status lists links; set_parameter federation-upstream NAME JSON and"
+        " set_policy make them",
+        "list_federations add_federation delete_federation",
     ),
     (
         "no interceptors here",

@@ -72,3 +72,18 @@ async def test_other_vhosts_and_users_are_refused(mover: Api, value: dict[str, A
     assert await set_shovel(mover, value) == 401
     mover.login = ("guest", "guest")
     assert (await mover.call("GET", "/api/parameters/shovel/%2F/s"))[0] == 404
+
+
+@pytest.mark.row("I16", "J10")
+@pytest.mark.parametrize(
+    ("uri", "status"),
+    [("amqp://", 201), ("amqp://elsewhere", 201), ("amqp:///closed", 401), ("amqp://guest@", 401)],
+)
+async def test_who_sets_an_upstream_must_be_allowed_to_enter_its_vhost(
+    mover: Api, uri: str, status: int
+) -> None:
+    path = "/api/parameters/federation-upstream"
+    upstream, element = {"uri": uri}, [{"upstream": "u", "uri": ["amqp://elsewhere", uri]}]
+    assert (await mover.call("PUT", f"{path}/%2F/u", {"value": upstream}))[0] == status
+    assert (await mover.call("PUT", f"{path}-set/%2F/u", {"value": element}))[0] == status
+    assert (await mover.call("PUT", f"{path}/%2F/u", {"value": {"uri": 1}}))[0] == 400

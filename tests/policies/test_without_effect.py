@@ -15,7 +15,6 @@ from shardmq.broker.model.arguments import (
     AT_DEADLINE,
     DEADLINE,
     DEFINITION,
-    NO_FEDERATION,
     NO_REPLICAS,
     NUMBER,
     TABLE,
@@ -23,6 +22,7 @@ from shardmq.broker.model.arguments import (
 )
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut, ShardOf, VhostPut
+from shardmq.broker.model.federation import POLICY_KEYS
 from shardmq.broker.shared.control import ExchangeDeclare, QueueDeclare
 from tests.topology.test_authority import World, world
 
@@ -45,7 +45,7 @@ ACTING = {
 # Read under another spelling than in quotes with x-.
 READ_OTHERWISE = {
     "alternate-exchange", "delayed-message", "hash-header", "x-queue-type", "routing-key",
-    "queue-type", NUMBER, DEFINITION, WHEN_GONE, DEADLINE, AT_DEADLINE,
+    "queue-type", NUMBER, DEFINITION, WHEN_GONE, DEADLINE, AT_DEADLINE, *POLICY_KEYS,
 }  # fmt: skip
 
 ACTS_OR_NOT = (
@@ -84,7 +84,18 @@ def test_each_component_that_nobody_reads_is_said_to_have_no_effect() -> None:
 
 def test_the_sentence_names_what_and_where_and_why() -> None:
     asks = [
-        ParameterPut("/", "federation-upstream", "move", {}),
+        ParameterPut("/", "federation-upstream", "move", {"uri": "amqp://", "max-hops": 2}),
+        ParameterPut("/", "federation-upstream-set", "set", [{"upstream": "move"}]),
+        ParameterPut("/", "federation", "local-username", "u"),
+        ParameterPut(
+            "/",
+            "policy",
+            "queues",
+            {"pattern": "", "definition": {"federation-upstream": "u"}, "apply-to": "queues"},
+        ),
+        ParameterPut(
+            "/", "policy", "all", {"pattern": "", "definition": {"federation-upstream-set": "all"}}
+        ),
         ParameterPut(
             "v",
             "policy",
@@ -96,8 +107,12 @@ def test_the_sentence_names_what_and_where_and_why() -> None:
     ]
     assert sentences(asks) == [
         "default queue type quorum of vhost 'v' is kept without effect: " + COPIES,
-        "parameter federation-upstream of 'move' in vhost '/' is kept without effect: "
-        + NO_FEDERATION,
+        "key max-hops of federation-upstream 'move' in vhost '/' is kept without effect: "
+        "exchanges are not federated, only queues are",
+        "parameter federation of 'local-username' in vhost '/' is kept without effect: nothing "
+        "reads it: each upstream is a parameter federation-upstream",
+        "policy key federation-upstream-set of policy 'all' in vhost '/' is kept without effect: "
+        "exchanges are not federated, only queues are",
         "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: "
         + NO_REPLICAS,
         "queue type quorum of queue 'q' in vhost '/' is kept without effect: " + COPIES,
@@ -124,7 +139,7 @@ def test_what_exists_is_summed_up_whatever_way_it_came_and_shard_queues_are_left
         QueuePut("/", "q", 1, 0, arguments=quorum),
         QueuePut("/", "e-0", 2, 0, arguments=quorum, part=part),
         ExchangePut("/", "e", "x-random", arguments={"x-shards": 1, "x-shard-arguments": quorum}),
-        ParameterPut("/", "federation-upstream", "s", {}),
+        ParameterPut("/", "federation", "s", {}),
     ):
         catalog.apply(change)
     summary = without_effect.Summary()
@@ -132,7 +147,7 @@ def test_what_exists_is_summed_up_whatever_way_it_came_and_shard_queues_are_left
         summary.add(thing)
     assert [text.partition(" is kept")[0] for text in summary.sentences()] == [
         "default queue type quorum of vhost '/'",
-        "parameter federation-upstream of 's' in vhost '/'",
+        "parameter federation of 's' in vhost '/'",
         "queue type quorum of exchange 'e' in vhost '/' and 1 more",
     ]
 

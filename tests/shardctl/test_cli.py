@@ -472,6 +472,23 @@ def test_a_snapshot_has_the_path_that_the_user_sees(
         assert api.asked == [("POST", "/api/snapshots", {"directory": str(tmp_path / "backup")})]
 
 
+@pytest.mark.row("H11")
+def test_links_of_federation_are_listed_and_started_anew(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = {"vhost": "v", "id": "01ab", "node": "n@h", "queue": "q", "status": "error"}
+    monkeypatch.setitem(ANSWERS, "/api/federation-links", [link])
+    monkeypatch.setitem(ANSWERS, "/api/federation-links/state/down", [link | {"queue": "down"}])
+    assert "q" in run("federation_status", "--url", api.url)[1]
+    assert "down" in run("federation_status", "--only-down", "--url", api.url)[1]
+    api.asked.clear()
+    assert run("restart_federation_link", "01ab", "--url", api.url) == (0, "")
+    path = "/api/federation-links/vhost/v/01ab/n%40h/restart"
+    assert [asked[:2] for asked in api.asked][-1] == ("DELETE", path)
+    code, output = run("restart_federation_link", "02ab", "--url", api.url)
+    assert (code, output) == (65, "shardctl: there is no link of federation '02ab'\n")
+
+
 @pytest.mark.row("K13")
 def test_queues_change_their_nodes_by_command(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch

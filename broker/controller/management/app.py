@@ -45,6 +45,7 @@ from shardmq.broker.controller.management.resources import (
     definitions,
     exchanges,
     explain_route,
+    federation,
     garbage_collection,
     health,
     limits,
@@ -100,7 +101,7 @@ RESOURCES = (
     stream_groups, streams, stream_clients, super_streams, virtual_queues, exchanges, bindings,
     connections, channels, consumers, messages, policies, parameters, limits, health,
     garbage_collection, node_drains, processes, shard_load, logs, message_sizes, settings,
-    definitions, shovels, unclean_elections, snapshots,
+    definitions, shovels, federation, unclean_elections, snapshots,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)

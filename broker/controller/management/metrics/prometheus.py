@@ -18,6 +18,7 @@ from shardmq.broker.controller.management.cluster_id import cluster_id, identity
 from shardmq.broker.controller.management.metrics import (
     churn,
     cluster_metrics,
+    federation_metrics,
     http_metrics,
     limit_usage,
     node_metrics,
@@ -131,7 +132,7 @@ async def _text(part: Part, stats: Stats, endpoint: str, work: SlicedWork) -> As
     ]
     if part.has_common:
         metrics += [*limit_usage.metrics(context), *http_metrics.metrics(context)]
-        metrics += shovel_metrics.metrics(context)
+        metrics += [*shovel_metrics.metrics(context), *federation_metrics.metrics(context)]
     if endpoint == "per-object":
         metrics = [metric for metric in metrics if metric.name not in PER_OBJECT_NAMES]
     for start in range(0, len(metrics), SLICE_METRICS):

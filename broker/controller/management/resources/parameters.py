@@ -14,10 +14,11 @@ from shardmq.broker.controller.management.call import (
     with_keys,
 )
 from shardmq.broker.controller.management.cluster_id import global_parameters, identity
-from shardmq.broker.controller.management.resources import shovels
+from shardmq.broker.controller.management.resources import federation, shovels
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.management.responses.schemas import object_of
 from shardmq.broker.model.changes import GLOBAL, ParameterDelete, ParameterPut
+from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_SET
 from shardmq.broker.model.policies import POLICY
 from shardmq.broker.model.shovels import SHOVEL
 
@@ -57,6 +58,8 @@ async def put(call: Call) -> Any:
     value = with_keys(await call.json(), "value")["value"]
     if component == SHOVEL:
         shovels.check_rights(call, name, value)
+    elif component in (UPSTREAM, UPSTREAM_SET):
+        federation.check_rights(call, vhost, component, name, value)
     existed = (vhost, component, name) in call.catalog.parameters
     await call.ask(ParameterPut(vhost, component, name, value))
     return put_status(existed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from typing import Any
 
 from shardmq.broker.controller.bridging import Bridges
@@ -28,7 +29,7 @@ def row(put: ParameterPut, bridges: Bridges, node: str) -> dict[str, Any]:
         "vhost": put.vhost,
         "type": "dynamic",
         "state": state.state,
-        "timestamp": _time(state.since),
+        "timestamp": shown_time(state.since),
         "src_protocol": value.get("src-protocol", "amqp091"),
         "dest_protocol": value.get("dest-protocol", "amqp091"),
         "error": state.error,
@@ -64,7 +65,7 @@ def row(put: ParameterPut, bridges: Bridges, node: str) -> dict[str, Any]:
     return found
 
 
-def _time(seconds: float) -> str:
+def shown_time(seconds: float) -> str:
     if not seconds:
         return ""
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}"
@@ -123,18 +124,24 @@ async def resume(call: Call) -> None:
 
 
 def check_rights(call: Call, name: str, value: Any) -> None:
-    """Raise 401 if a shovel enters a vhost of this broker that the user who sets it may not enter.
+    """Raise 401 if a shovel enters a vhost of this broker that who sets it may not enter."""
+    if not obstacle(name, value):  # a value with faults is refused later
+        shovel = read("", name, value)
+        check_uris(call, shovel.src_uris if shovel.is_http else shovel.src_uris + shovel.dest_uris)
+
+
+def check_uris(call: Call, uris: Iterable[str], vhost: str = "/") -> None:
+    """Raise 401 if a bridge with these URIs enters a vhost that who sets it may not enter.
 
     A URI without a host enters this broker without a password, and without a user in it as the
     broker itself, which may do everything there. So any permission in the vhost is enough, as in
-    RabbitMQ. A URI that names another user is an administrator's.
+    RabbitMQ. A URI that names another user is an administrator's. `vhost` is that of a URI that
+    names none.
     """
-    if call.is_local or call.has("administrator") or obstacle(name, value):
-        return  # a value with faults is refused later
-    shovel = read("", name, value)
-    uris = shovel.src_uris if shovel.is_http else [*shovel.src_uris, *shovel.dest_uris]
+    if call.is_local or call.has("administrator"):
+        return
     user = call.user.name
-    for uri in map(amqp_uri.parse, uris):
+    for uri in (amqp_uri.parse(text, vhost) for text in uris):
         if not uri.is_here:
             continue
         if uri.user not in ("", user) or not call.catalog.permissions.may_enter(user, uri.vhost):

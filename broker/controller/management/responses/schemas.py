@@ -72,6 +72,11 @@ ROWS: Final[dict[str, str]] = {
         "dest_protocol:str error:str message_count:int message_bytes:int refused:int pending:int "
         "failures:int retry_in_s:num blocked:str"
     ),
+    "FederationLink": (
+        "node:str vhost:str id:str type:str upstream:str policy:str queue:str upstream_queue:str "
+        "uri:str status:str timestamp:str error:str message_count:int message_bytes:int "
+        "refused:int pending:int failures:int retry_in_s:num is_pulling:bool"
+    ),
     "VhostLimits": "vhost:str value:map",
     "UserLimits": "user:str value:map",
     "Message": (

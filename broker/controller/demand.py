@@ -1,0 +1,83 @@
+"""Says which links of queues are to take messages: those whose queues here have idle consumers.
+
+A federated queue asks its upstreams only while it is empty and has an active consumer, as in
+RabbitMQ. The consumers of links themselves have negative priorities and do not count, or two
+brokers that federate a queue from each other would pass messages to and fro for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import lives
+from shardmq.broker.model.federation import QueueLink
+from shardmq.broker.shared.bridging import Key, key_of
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.messages import StatsReply
+
+ASK_S: Final = 0.2  # shards are asked so often
+ANSWER_S_MAX: Final = 2.0
+
+
+class Demand:
+    """What the shards say of federated queues."""
+
+    def __init__(self, catalog: Catalog, shards: ShardLinks) -> None:
+        self._catalog = catalog
+        self._shards = shards
+
+    async def pulling(self, links: Iterable[QueueLink]) -> list[Key]:
+        """Return the links that are to take messages, in their order.
+
+        Queues of a shard that does not answer take none.
+        """
+        links = list(links)
+        ids: dict[tuple[str, str], list[int]] = {}  # of queues that give messages to consumers
+        by_shard: dict[int, list[int]] = {}
+        for link in links:
+            place = link.vhost, link.queue
+            vhost = self._catalog.vhosts.get(link.vhost)
+            queue = None if vhost is None else vhost.queues.get(link.queue)
+            if queue is None or queue.paused or place in ids:
+                continue
+            ids[place] = [life.id for life in lives(queue)]
+            for life in lives(queue):
+                by_shard.setdefault(life.shard, []).append(life.id)
+        replies = await asyncio.gather(
+            *(
+                self._reply(shard, asked[start : start + wire.STATS_QUEUES_MAX])
+                for shard, asked in by_shard.items()
+                for start in range(0, len(asked), wire.STATS_QUEUES_MAX)
+            )
+        )
+        full: set[int] = set()
+        wanted: set[int] = set()
+        for reply in replies:
+            if reply is not None:
+                full.update(queue.id for queue in reply.queues if queue.ready)
+                wanted.update(
+                    each.queue for each in reply.consumers if each.active and each.priority >= 0
+                )
+        return [
+            key_of(link)
+            for link in links
+            if (of := ids.get((link.vhost, link.queue))) is not None
+            and not wanted.isdisjoint(of)
+            and full.isdisjoint(of)
+        ]
+
+    async def _reply(self, shard: int, queues: list[int]) -> StatsReply | None:
+        ready = any(each.number == shard and each.ready for each in self._shards.shards)
+        if not ready:
+            return None
+        try:
+            reply = await self._shards.request(
+                shard, lambda number: wire.Stats(number, queues), ANSWER_S_MAX
+            )
+        except ShardSilent:
+            return None
+        return reply if isinstance(reply, StatsReply) else None

@@ -1,0 +1,98 @@
+"""/api/federation-links: the states of links.
+
+Their upstreams are parameters. The node in the path of a restart is not looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route, long_list
+from shardmq.broker.controller.management.resources.shovels import check_uris, shown_time
+from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.model.amqp_uri import without_credentials
+from shardmq.broker.model.federation import UPSTREAM, QueueLink, faults
+from shardmq.broker.shared.bridging import RUNNING, STARTING, BridgeState, key_of
+
+DOWN = "error"
+
+
+def status(state: BridgeState) -> str:
+    """Return RabbitMQ's word for a state: starting, running or error."""
+    if state.state == RUNNING:
+        return RUNNING
+    return STARTING if state.state == STARTING and not state.error else DOWN
+
+
+def row(link: QueueLink, state: BridgeState, node: str) -> dict[str, Any]:
+    """Return RabbitMQ's fields of a link, and our own. No field has a secret."""
+    return {
+        "node": node,
+        "vhost": link.vhost,
+        "id": link.id,
+        "type": "queue",
+        "upstream": link.upstream,
+        "policy": link.policy,
+        "queue": link.queue,
+        "upstream_queue": link.upstream_queue,
+        "uri": state.src_uri or without_credentials(link.uris[0]),
+        "status": status(state),
+        "timestamp": shown_time(state.since),
+        "error": state.error,
+        "message_count": state.moved,
+        "message_bytes": state.moved_bytes,
+        "refused": state.refused,
+        "pending": state.pending,
+        "failures": state.failures,
+        "retry_in_s": state.retry_in_s,
+        "is_pulling": state.pulls and state.state == RUNNING,
+    }
+
+
+def _rows(call: Call) -> list[dict[str, Any]]:
+    bridges = call.context.bridges
+    seen = {vhost.name for vhost in call.vhosts()}
+    links = () if bridges is None else bridges.links()
+    node = call.context.cluster.own
+    return [row(link, state, node) for link, state in links if link.vhost in seen]
+
+
+async def get_all(call: Call) -> Listing:
+    """List links of federation and their states, of all vhosts or one."""
+    return Listing(_rows(call))
+
+
+async def get_down(call: Call) -> Listing:
+    """List links of federation that do not run, of all vhosts or one."""
+    return Listing([each for each in _rows(call) if each["status"] != RUNNING])
+
+
+async def restart(call: Call) -> None:
+    """Start a link anew."""
+    vhost, id, bridges = call.vhost_to_change().name, call.part("id"), call.context.bridges
+    found = [] if bridges is None else [link for link, _ in bridges.links()]
+    link = next((link for link in found if (link.vhost, link.id) == (vhost, id)), None)
+    if link is None or bridges is None:
+        raise not_found()
+    bridges.restart(key_of(link))
+
+
+def check_rights(call: Call, vhost: str, component: str, name: str, value: Any) -> None:
+    """Raise 401 if links of an upstream would enter a vhost that the user may not enter."""
+    if any(faults(component, name, value)):
+        return  # refused later
+    for element in [value] if component == UPSTREAM else value:
+        uris = element.get("uri", [])
+        check_uris(call, [uris] if isinstance(uris, str) else uris, vhost)
+
+
+ALL = "/api/federation-links"
+
+ROUTES = [
+    long_list(ALL, get_all, "FederationLink", "monitoring"),
+    long_list(f"{ALL}/state/down", get_down, "FederationLink", "monitoring"),
+    long_list(f"{ALL}/{{vhost}}", get_all, "FederationLink", "monitoring"),
+    long_list(f"{ALL}/{{vhost}}/state/down", get_down, "FederationLink", "monitoring"),
+    Route("DELETE", f"{ALL}/vhost/{{vhost}}/{{id}}/{{node}}/restart", restart, "policymaker"),
+]

@@ -1,0 +1,193 @@
+"""Which links of queues take messages, when they stop, and what they write into headers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pamqp import base, commands
+
+from shardmq.bridges.connection import Connection
+from shardmq.bridges.editing import received_from
+from shardmq.bridges.errors import LinkFailed
+from shardmq.bridges.pump import Pump
+from shardmq.bridges.queue_link import QueueLinkRunner
+from shardmq.broker.amqp.properties import encode_properties, read
+from shardmq.broker.controller.demand import Demand
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import QueuePut, VhostPut
+from shardmq.broker.model.federation import QueueLink
+from shardmq.broker.shared.bridging import Order, key_of
+from shardmq.shardd.wire.messages import ConsumerStats, QueueStats, Stats, StatsReply
+from tests.bridges.test_hostile_peers import NEVER, Peer
+from tests.reference.relay import short
+
+HISTORIES = 200
+
+
+def link(queue: str = "q", uri: str = "amqp://h", **more: Any) -> QueueLink:
+    given = {"upstream": "u", "policy": "p", "upstream_queue": "there", "consumer_tag": "t"} | more
+    return QueueLink(vhost="/", queue=queue, uris=[uri], **given)
+
+
+def edited(of: QueueLink, props: dict[str, Any], names: bytes) -> Any:
+    return read(received_from(of, "amqp://u:secret@h?x=1")(encode_properties(props), names))
+
+
+@pytest.mark.row("J11")
+def test_the_first_link_notes_where_a_message_was_published() -> None:
+    names = b"\1" + short(b"e") + short("k\u00fc".encode())
+    given = {"content_type": "a/b", "user_id": "me", "headers": {"x-sequence": 1, "CC": ["k"]}}
+    found = edited(link(), given, names)
+    entry = {"uri": "amqp://h", "queue": "there", "redelivered": True, "visit-count": 1}
+    assert found.headers == {
+        "x-received-from": [entry], "x-original-exchange": "e",
+        "x-original-routing-key": "k\u00fc", "x-original-cc": ["k"],
+    }  # fmt: skip
+    assert (found.content_type, found.user_id) == ("a/b", None)
+    assert edited(link(trust_user_id=True), given, names).user_id == "me"
+
+
+@pytest.mark.row("J11")
+def test_a_message_that_comes_again_from_a_queue_is_counted_and_others_stay() -> None:
+    names = b"\0" + short(b"") + short(b"q")
+    other = {"uri": "amqp://other", "queue": "there", "redelivered": False, "visit-count": 9}
+    here = {"uri": "amqp://h", "queue": "there", "redelivered": True, "visit-count": 3}
+    before = {"x-received-from": [other, here, "no table"], "x-original-exchange": "e"}
+    found = edited(link(), {"headers": before}, names)
+    assert found.headers == {
+        "x-received-from": [here | {"redelivered": False, "visit-count": 4}, other, "no table"],
+        "x-original-exchange": "e",
+    }
+
+
+class Ends:
+    """Both ends of a link, where a test says how long the queue here is."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[base.Frame] = asyncio.Queue()
+        self.messages, self.blocked = 0, ""
+        self.failure: LinkFailed | None = None
+
+    def send(self, method: base.Frame) -> None:
+        self.said.put_nowait(method)
+
+    async def call(self, method: base.Frame, answer: type[base.Frame]) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return commands.Queue.DeclareOk("q", self.messages, 0)
+
+
+@pytest.mark.row("J11")
+async def test_a_link_consumes_while_the_queue_is_empty_and_looks_after_each_prefetch() -> None:
+    runner = QueueLinkRunner(Order(link(prefetch=10), 1), list, lambda: None)
+    ends, failed = Ends(), []
+    connection = cast(Connection, ends)
+    pump = cast(Pump, SimpleNamespace(end=failed.append))
+    following = asyncio.create_task(runner._follow(connection, connection, pump))
+
+    async def heard() -> base.Frame:
+        return await asyncio.wait_for(ends.said.get(), 30)
+
+    try:
+        ends.messages = 3
+        runner.pull(True)  # the queue is not empty any more
+        await asyncio.sleep(0)
+        assert ends.said.empty()
+        ends.messages = 0
+        method = await heard()
+        assert isinstance(method, commands.Basic.Consume) and method.nowait
+        assert (method.consumer_tag, method.arguments) == ("t", {"x-priority": -1})
+        runner._settled(10, 0)
+        ends.messages = 4
+        assert isinstance(await heard(), commands.Basic.Cancel)
+        ends.messages = 0
+        assert isinstance(await heard(), commands.Basic.Consume)
+        assert runner.state.pulls
+        runner.pull(False)
+        assert isinstance(await heard(), commands.Basic.Cancel)
+        assert not runner.state.pulls
+        ends.failure = LinkFailed("gone")
+        runner.pull(True)
+        await asyncio.wait_for(following, 30)
+        assert [str(each) for each in failed] == ["destination: gone"]
+    finally:
+        following.cancel()
+
+
+@pytest.mark.row("J11")
+async def test_an_upstream_without_priorities_of_consumers_is_refused(tmp_path: Path) -> None:
+    here, there = Peer(NEVER, b""), Peer(NEVER, b"")
+    path = str(tmp_path / "door")
+    server = await asyncio.start_unix_server(here._talk, path)
+    await there.serve()
+    order = Order(link(uri=f"amqp://127.0.0.1:{there.port}", reconnect_delay_s=50.0), 1)
+    failed = asyncio.Event()
+    runner: QueueLinkRunner | None = None
+
+    def tell() -> None:
+        if runner is not None and runner.state.error:
+            failed.set()
+
+    runner = QueueLinkRunner(order, lambda: [path], tell)
+    running = asyncio.create_task(runner.run())
+    try:
+        await asyncio.wait_for(failed.wait(), 30)
+        assert runner.state.error == "upstream_lacks_consumer_priorities"
+        assert runner.state.retry_in_s == 50.0
+    finally:
+        running.cancel()
+        server.close()
+        there.close()
+
+
+class Shards:
+    """Shards that answer with the numbers a test gave them; a silent one is not ready."""
+
+    def __init__(self, queues: dict[int, QueueStats], consumers: list[ConsumerStats]) -> None:
+        self.queues, self.consumers = queues, consumers
+        self.shards = [SimpleNamespace(number=number, ready=number < 2) for number in range(3)]
+
+    def request(self, shard: int, message: Any, wait_s: float) -> asyncio.Future[StatsReply]:
+        asked: Stats = message(1)
+        assert asked.queues is not None and shard < 2
+        found = [self.queues[id] for id in asked.queues if id in self.queues]
+        consumers = [each for each in self.consumers if each.queue in asked.queues]
+        answer: asyncio.Future[StatsReply] = asyncio.get_running_loop().create_future()
+        answer.set_result(StatsReply(1, found, consumers, {}, 0))
+        return answer
+
+
+@pytest.mark.row("J11")
+async def test_links_of_empty_queues_with_active_consumers_of_their_own_are_to_take_messages(
+    pytestconfig: pytest.Config,
+) -> None:
+    for history in range(HISTORIES):
+        chance = random.Random(pytestconfig.option.seed + history)
+        catalog = Catalog()
+        catalog.apply(VhostPut("/"))
+        stats: dict[int, QueueStats] = {}
+        consumers: list[ConsumerStats] = []
+        links, expected = [], []
+        for id in range(1, chance.randrange(2, 6)):
+            name, shard = f"q{id}", chance.randrange(3)
+            is_paused, exists = chance.random() < 0.2, chance.random() < 0.9
+            if exists:
+                catalog.apply(QueuePut("/", name, id, shard, paused=is_paused))
+            links += [link(name, upstream=each) for each in "ab"]
+            ready = chance.choice([0, 0, 1])
+            own = [
+                ConsumerStats(id, 0, 0, 1, "t", False, False, 0, chance.random() < 0.7, priority)
+                for priority in chance.choices([-1, 0, 5], k=chance.randrange(3))
+            ]
+            stats[id] = QueueStats(id, ready)
+            consumers += own
+            waits = any(each.active and each.priority >= 0 for each in own)
+            if waits and not ready and shard < 2 and exists and not is_paused:
+                expected += [key_of(each) for each in links[-2:]]
+        demand = Demand(catalog, cast(Any, Shards(stats, consumers)))
+        assert await demand.pulling(links) == expected, history
