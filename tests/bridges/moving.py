@@ -1,4 +1,4 @@
-"""Helpers of the tests of shovels: parameters, queues that are filled and emptied, states."""
+"""Helpers of the tests of bridges: parameters, queues that are filled and emptied, states."""
 
 from __future__ import annotations
 
@@ -70,6 +70,23 @@ def wait_for_error(broker: RealBroker, name: str, text: str) -> dict[str, Any]:
     except AssertionError:
         raise AssertionError(f"{text!r} not in {shovel(broker, name)}") from None
     return shovel(broker, name)
+
+
+def federate(broker: RealBroker, name: str, vhost: str = "/", /, **value: Any) -> None:
+    """Set an upstream and a policy named as their queue; `_` in names of keys stands for `-`."""
+    value = {"reconnect-delay": 0.2} | {key.replace("_", "-"): item for key, item in value.items()}
+    place = f"{quote(vhost, safe='')}/{name}"
+    policy = {
+        "pattern": f"^{name}$",
+        "definition": {"federation-upstream": name},
+        "apply-to": "queues",
+    }
+    for path, body in (
+        (f"parameters/federation-upstream/{place}", {"value": value}),
+        (f"policies/{place}", policy),
+    ):
+        status, said = call(broker, "PUT", path, body)
+        assert status in (201, 204), said
 
 
 def connected(broker: RealBroker, user: str = "guest") -> pika.BlockingConnection:

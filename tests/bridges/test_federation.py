@@ -10,7 +10,7 @@ import pika
 import pytest
 
 from shardmq.broker.controller.management.responses.schemas import ROWS
-from tests.bridges.moving import call, connected, fill, taken, uri
+from tests.bridges.moving import call, connected, federate, fill, taken, uri
 from tests.support.real_broker import RealBroker, wait_until
 
 pytestmark = [pytest.mark.broker]
@@ -35,23 +35,6 @@ def queue(broker: RealBroker, name: str) -> Iterator[str]:
     for path in (f"policies/%2F/{name}", f"parameters/federation-upstream/%2F/{name}"):
         call(broker, "DELETE", path)
     call(broker, "DELETE", f"queues/%2F/{name}")
-
-
-def federate(broker: RealBroker, name: str, vhost: str = "/", /, **value: Any) -> None:
-    """Set an upstream and a policy named as their queue; `_` in names of keys stands for `-`."""
-    value = {"reconnect-delay": 0.2} | {key.replace("_", "-"): item for key, item in value.items()}
-    place = f"{quote(vhost, safe='')}/{name}"
-    policy = {
-        "pattern": f"^{name}$",
-        "definition": {"federation-upstream": name},
-        "apply-to": "queues",
-    }
-    for path, body in (
-        (f"parameters/federation-upstream/{place}", {"value": value}),
-        (f"policies/{place}", policy),
-    ):
-        status, said = call(broker, "PUT", path, body)
-        assert status in (201, 204), said
 
 
 def links(broker: RealBroker, queue: str, vhost: str = "/") -> list[dict[str, Any]]:

@@ -1,7 +1,11 @@
-"""On-confirm loses nothing, whatever process of either broker is killed while messages move."""
+"""On-confirm loses nothing, whatever process of either broker is killed while messages move.
+
+Shovels push messages to the second broker, and links of federation pull them to the second one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Iterator
@@ -10,7 +14,15 @@ from itertools import count
 import pika.exceptions
 import pytest
 
-from tests.bridges.moving import connected, delete_shovel, fill, set_shovel, uri
+from tests.bridges.moving import (
+    call,
+    connected,
+    delete_shovel,
+    federate,
+    fill,
+    set_shovel,
+    uri,
+)
 from tests.support.real_broker import PATIENCE_S, RealBroker, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.crash]
@@ -97,6 +109,49 @@ def play_round(brokers: Brokers, victim: tuple[int, str], after: int, ack_mode: 
 def test_no_message_is_lost(brokers: Brokers, victim: tuple[int, str]) -> None:
     missing = play_round(brokers, victim, 200, "on-confirm")
     assert not missing, f"{len(missing)} lost, such as {sorted(missing)[:5]}"
+
+
+# The broker and the process that dies while a link moves messages; the destination has the link.
+VICTIMS_OF_LINKS = [
+    (DESTINATION, "bridges"), (DESTINATION, "controller"), (DESTINATION, "front-door"),
+    (SOURCE, ""),
+]  # fmt: skip
+
+
+@pytest.mark.row("J11")
+@pytest.mark.parametrize("victim", VICTIMS_OF_LINKS)
+def test_no_message_of_a_federated_queue_is_lost(brokers: Brokers, victim: tuple[int, str]) -> None:
+    source, destination = brokers
+    name = f"link-{next(_numbers)}"
+    wanted = {b"%d" % number for number in range(MESSAGES)}
+    fill(source, name, sorted(wanted))
+    fill(destination, name, [])
+    federate(destination, name, uri=uri(source), prefetch_count=PREFETCH)
+    found: set[bytes] = set()
+    connection = connected(destination)
+    try:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=PREFETCH)
+        for method, _, body in channel.consume(name, inactivity_timeout=PATIENCE_S):
+            assert method is not None, "messages move"
+            found.add(body)
+            channel.basic_ack(method.delivery_tag)
+            if len(found) == 200:
+                break
+        dies, kind = brokers[victim[0]], victim[1]
+        if kind:
+            dies.kill(kind)
+        else:
+            dies.kill_all()
+            dies.start()
+    finally:
+        with contextlib.suppress(pika.exceptions.AMQPError, OSError):
+            connection.close()
+    found |= arrived(destination, name, wanted - found)
+    missing = wanted - found
+    assert not missing, f"{len(missing)} lost, such as {sorted(missing)[:5]}"
+    for path in (f"policies/%2F/{name}", f"parameters/federation-upstream/%2F/{name}"):
+        assert call(destination, "DELETE", path)[0] == 204
 
 
 @pytest.mark.torture
