@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from shardmq.broker.model import values
 from shardmq.broker.model.values import Check, KeyCheck
-from shardmq.broker.routing import delaying, keeping
+from shardmq.broker.routing import delaying, federated, keeping
 
 CLASSIC, QUORUM, STREAM = "classic", "quorum", "stream"
 QUEUE_TYPES: Final = frozenset((CLASSIC, QUORUM, STREAM))
@@ -273,6 +273,12 @@ _EXCHANGE: Final = (
     Argument(keeping.AGE_MS, "Milliseconds for which messages are kept.", ANY_EXCHANGE),
     Argument(keeping.LENGTH, "The number of newest messages that are kept; 20 if not said.",
              frozenset((keeping.RECENT_HISTORY,))),
+    Argument(federated.MAX_HOPS, "The number of brokers from which a message is held back.",
+             frozenset((federated.FEDERATION_UPSTREAM,)), is_compared=False),
+    Argument(federated.DOWNSTREAM_NAME, "The name of the broker that takes the messages.",
+             frozenset((federated.FEDERATION_UPSTREAM,)), is_compared=False),
+    Argument(federated.DOWNSTREAM_VHOST, "The virtual host there.",
+             frozenset((federated.FEDERATION_UPSTREAM,)), is_compared=False),
     Argument(DEADLINE_ARGUMENT, "Milliseconds for which a change of shards keeps order.",
              ANY_EXCHANGE, is_compared=False,
              policy=PolicyKey(DEADLINE, deadline_fault, Merge.APART)),

@@ -23,7 +23,7 @@ from shardmq.broker.model.policies import HIDDEN_PREFIXES
 from shardmq.broker.model.values import EXPIRY_MS_MAX as EXPIRY_MS_MAX
 from shardmq.broker.model.values import NAME_BYTES_MAX as NAME_BYTES_MAX
 from shardmq.broker.model.values import not_integer as not_integer
-from shardmq.broker.routing import delaying, keeping
+from shardmq.broker.routing import delaying, federated, keeping
 from shardmq.broker.routing.spreading import CHECKED_KEYS, exchange_fault, weight_fault
 from shardmq.broker.routing.types import TYPES
 from shardmq.shardd.wire import messages as wire
@@ -210,6 +210,7 @@ def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, An
     fault = delaying.delayed_fault(type, arguments, TYPES)
     inner = delaying.inner_type(type, arguments)
     fault = fault or exchange_fault(inner, arguments) or keeping.exchange_fault(inner, arguments)
+    fault = fault or federated.exchange_fault(inner, arguments)
     if fault:
         raise Refusal(PRECONDITION_FAILED, fault)
     alternate = arguments.get("alternate-exchange")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shardmq.broker.routing.delaying import DELAYED_TYPE, Delayed, inner_type
+from shardmq.broker.routing.federated import FEDERATION_UPSTREAM, FederationUpstream
 from shardmq.broker.routing.keeping import RECENT_HISTORY
 from shardmq.broker.routing.matching import (
     Arguments,
@@ -29,6 +30,7 @@ TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {
     "x-random": Chance,
     DELAYED_TYPE: lambda arguments: TYPES[inner_type(DELAYED_TYPE, arguments)](arguments),
     RECENT_HISTORY: RecentHistory,
+    FEDERATION_UPSTREAM: FederationUpstream,
 }
 
 

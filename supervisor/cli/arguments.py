@@ -53,6 +53,9 @@ EXCHANGE: Final = {
     "x-persist-messages": "The number of newest messages that are kept.",
     "x-persist-ms": "Milliseconds for which messages are kept.",
     "x-recent-history-length": "The number of newest messages that are kept; 20 if not said.",
+    "x-max-hops": "The number of brokers from which a message is held back.",
+    "x-downstream-name": "The name of the broker that takes the messages.",
+    "x-downstream-vhost": "The virtual host there.",
     "x-shards-change-deadline": "Milliseconds for which a change of shards keeps order.",
     "x-shards-change-at-deadline": "The action at that deadline: wait, break-order or dead-letter.",
 }

@@ -273,12 +273,35 @@ def test_the_modulus_of_a_key_depends_on_the_names_of_the_queues_alone(
 
 
 @pytest.mark.row("B1.12")
-@pytest.mark.parametrize("type", ["x-event", "x-jms-topic", "x-federation-upstream"])
+@pytest.mark.parametrize("type", ["x-event", "x-jms-topic"])
 def test_a_type_of_a_plugin_that_is_not_there_is_unknown(
     client: RawClient, name: str, type: str
 ) -> None:
     client.send(method(1, Exchange.Declare(exchange=name, exchange_type=type)))
     client.expect_close(503, f"COMMAND_INVALID - unknown exchange type '{type}'")
+
+
+@pytest.mark.row("B1.12", "J12")
+def test_what_a_federating_broker_declares_here_holds_back_what_came_from_it(
+    client: RawClient, exchanges: list[str], name: str
+) -> None:
+    arguments = {"x-max-hops": 2, "x-downstream-name": "down", "x-downstream-vhost": "/"}
+    declare(client, exchanges, name, "topic")
+    declare(
+        client, exchanges, f"{name} A", "x-federation-upstream", internal=True, arguments=arguments
+    )
+    bind = Exchange.Bind(destination=f"{name} A", source=name, routing_key="k.*")
+    client.ask(1, bind, Exchange.BindOk)
+    queue(client, name, (f"{name} A", ""))
+    own, other = ({"cluster-name": of, "vhost": "/", "exchange": name} for of in ("down", "other"))
+    for been in ([], [other], [own], [other, other]):
+        headers = {"x-received-from": been} if been else {"a": 1}
+        client.send(with_properties(1, name, "k.x", b"x", headers=headers))
+    assert counts(client, name) == [2]
+    wrong = Exchange.Declare(exchange=f"{name} B", exchange_type="x-federation-upstream")
+    client.send(method(1, wrong))
+    closed = client.expect(Channel.Close)
+    assert closed.reply_text == "PRECONDITION_FAILED - Argument x-max-hops missing"
 
 
 # -- attributes and bindings -----------------------------------------------------------------------
