@@ -613,6 +613,37 @@ def test_a_shovel_that_fails_says_why_and_who_only_watches_does_not_change_it(
     ask(broker, "DELETE", "parameters/shovel/%2F/stuck")
 
 
+def test_an_upstream_is_added_and_links_are_watched_and_started_anew(
+    visit: Visit, broker: RealBroker
+) -> None:
+    make(broker, "vhosts/there", {})
+    make(broker, "queues/%2F/federated", {"durable": True})
+    policy = {"pattern": "^federated$", "definition": {"federation-upstream-set": "all"}}
+    make(broker, "policies/%2F/federation", {**policy, "apply-to": "queues"})
+    page = visit.log_in()
+    visit.go("federation")
+    page.get_by_text("Add an upstream", exact=True).click()
+    asks = page.locator("form").filter(has=page.get_by_role("button", name="Add upstream"))
+    asks.get_by_label("Name", exact=True).fill("up")
+    asks.get_by_label("URI").fill("amqp:///there")
+    asks.get_by_label("More").fill("prefetch-count = 10")
+    asks.get_by_role("button", name="Add upstream").click()
+    row = page.locator("tbody tr").filter(has_text="federated")
+    expect(row).to_contain_text("running")
+    expect(row).to_contain_text("federated at amqp:///there")
+    assert ask(broker, "GET", "parameters/federation-upstream/%2F/up")["value"] == {
+        "uri": "amqp:///there", "ack-mode": "on-confirm", "prefetch-count": 10,
+    }  # fmt: skip
+    page.get_by_text("Add an upstream", exact=True).click()  # notices would lie above the row
+    row.get_by_role("button", name="Restart federated from up").click()
+    expect(page.locator("#notices")).to_contain_text("The link of federated is started anew.")
+    for path in (
+        "policies/%2F/federation", "parameters/federation-upstream/%2F/up", "vhosts/there",
+        "queues/%2F/federated",
+    ):  # fmt: skip
+        ask(broker, "DELETE", path)
+
+
 # -- lists -----------------------------------------------------------------------------------------
 
 
@@ -683,7 +714,7 @@ def test_on_a_phone_the_boxes_say_which_columns_are_shown_and_each_can_be_chosen
         ("queues", "Add a queue"), ("exchanges", "Add an exchange"), ("users", "Add a user"),
         ("vhosts", "Add a virtual host"), ("policies", "Add a policy"),
         ("streams", "Add a stream exchange"), ("parameters", "Add a parameter"),
-        ("shovels", "Add a shovel"),
+        ("shovels", "Add a shovel"), ("federation", "Add an upstream"),
     ],
 )  # fmt: skip
 def test_what_adds_stands_above_the_rows(

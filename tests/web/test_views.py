@@ -58,7 +58,7 @@ VIEWS = {
     "traffic": [
         "connections", "connections/CONNECTION", "channels", "channels/CHANNEL", "consumers",
         "exchanges", f"exchanges/%2F/{PATH}", "exchanges/%2F/amq.topic", "exchanges/%2F/",
-        "queues", f"queues/%2F/{PATH}", "queues/%2F/read", "shovels",
+        "queues", f"queues/%2F/{PATH}", "queues/%2F/read", "shovels", "federation",
     ],
     "rules": [
         "users", f"users/{PATH}", "vhosts", "vhosts/%2F", f"vhosts/{PATH}", "policies",
@@ -94,11 +94,21 @@ def filled(broker: RealBroker) -> Any:
         ("queues/%2F/read", {"arguments": {"x-queue-type": "stream"}}),
         (f"exchanges/%2F/{PATH}", {"type": "x-consistent-hash", "arguments": {"x-shards": 5}}),
         ("exchanges/%2F/log", {"type": "x-modulus-hash", "arguments": log}),
-        (f"policies/%2F/{PATH}", policy({"dead-letter-exchange": LONG, "max-length": 10**15})),
+        (
+            f"policies/%2F/{PATH}",
+            policy(
+                {
+                    "dead-letter-exchange": LONG,
+                    "max-length": 10**15,
+                    "federation-upstream": LONG,
+                }
+            ),
+        ),
         (f"operator-policies/%2F/{PATH}", policy({"max-length": 10**15})),
         (f"parameters/stream/%2F/{PATH}", {"value": {LONG: [LONG, 10**15]}}),
         (f"global-parameters/{PATH}", {"value": LONG}),
         (f"parameters/shovel/%2F/{PATH}", {"value": SHOVEL}),
+        (f"parameters/federation-upstream/%2F/{PATH}", {"value": {"uri": SHOVEL["dest-uri"]}}),
     ):
         make(broker, path, body)
     ask(broker, "POST", f"bindings/%2F/e/amq.topic/q/{PATH}", {"routing_key": LONG})

@@ -9,6 +9,7 @@ import { channel, channels, connection, connections } from "./views/connections.
 import { consumers } from "./views/consumers.js";
 import { definitions } from "./views/definitions.js";
 import { exchange, exchanges } from "./views/exchanges.js";
+import { federation } from "./views/federation.js";
 import { logs } from "./views/logs.js";
 import { node, nodes } from "./views/nodes.js";
 import { overview } from "./views/overview.js";
@@ -38,6 +39,7 @@ const ROUTES = [
   ["exchanges/:vhost/:name", exchange],
   ["queues", queues],
   ["queues/:vhost/:name", queue],
+  ["federation", federation],
   ["shovels", shovels],
   ["users", users],
   ["users/:name", user],
@@ -52,7 +54,7 @@ const ROUTES = [
 // For each view: the first part of its address, its label, the tag that users need, and whether only a cluster has it.
 const MENU = [
   ["Broker", [["", "Overview", "management"], ["nodes", "Nodes", "monitoring", true], ["shards", "Shards", "monitoring"], ["streams", "Stream exchanges", "management"], ["logs", "Logs", "administrator"]]],
-  ["Traffic", [["connections", "Connections", "management"], ["channels", "Channels", "management"], ["consumers", "Consumers", "management"], ["exchanges", "Exchanges", "management"], ["queues", "Queues", "management"], ["shovels", "Shovels", "monitoring"]]],
+  ["Traffic", [["connections", "Connections", "management"], ["channels", "Channels", "management"], ["consumers", "Consumers", "management"], ["exchanges", "Exchanges", "management"], ["queues", "Queues", "management"], ["shovels", "Shovels", "monitoring"], ["federation", "Federation", "monitoring"]]],
   ["Rules", [["users", "Users", "administrator"], ["vhosts", "Virtual hosts", "management"], ["policies", "Policies", "management"], ["parameters", "Parameters", "policymaker"], ["definitions", "Definitions", "administrator"]]],
 ];
 

@@ -93,7 +93,7 @@ export function nodeFact({ node }) {
 }
 
 export function state(name) {
-  return badge(name === "uncalled" ? "starts when needed" : name, ["running", "ready", "flow", "done", "serving"].includes(name) ? "good" : ["down", "exited", "failed", "terminated"].includes(name) ? "bad" : "warn");
+  return badge(name === "uncalled" ? "starts when needed" : name, ["running", "ready", "flow", "done", "serving"].includes(name) ? "good" : ["down", "error", "exited", "failed", "terminated"].includes(name) ? "bad" : "warn");
 }
 
 export function button(text, click, kind = "", label = null) {
