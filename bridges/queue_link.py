@@ -131,8 +131,8 @@ class QueueLinkRunner:
         edit = received_from(link, self.state.src_uri)
         pump.start(
             Relay(
-                b"",
-                link.queue.encode(),
+                link.queue.encode() if link.is_virtual else b"",
+                None if link.is_virtual else link.queue.encode(),
                 mode.confirms,  # mandatory: a queue that is gone is told of, and ends the try
                 edit,
                 upstream.frame_bytes_max,

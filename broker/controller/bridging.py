@@ -24,6 +24,7 @@ from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     AnyChange,
+    ExchangeDelete,
     ParameterDelete,
     ParameterPut,
     QueueDelete,
@@ -52,7 +53,7 @@ from shardmq.broker.shared.cluster_name import cluster_name
 AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
 # Changes that may change what is to run, and those that may while there are upstreams.
 _CHANGES: Final = frozenset((ParameterPut, ParameterDelete, VhostDelete))
-_QUEUES: Final = frozenset((QueuePut, QueueDelete))
+_QUEUES: Final = frozenset((QueuePut, QueueDelete, ExchangeDelete))
 GONE_KEPT_MAX: Final = 1000
 # To find the links takes at most one part in so many of a processor while queues come and go.
 REST_SHARE: Final = 20

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
-from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import lives
+from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.changes import QueuePut, lives
 from shardmq.broker.model.federation import QueueLink
 from shardmq.broker.shared.bridging import Key, key_of
 from shardmq.shardd.wire import messages as wire
@@ -41,11 +41,12 @@ class Demand:
         for link in links:
             place = link.vhost, link.queue
             vhost = self._catalog.vhosts.get(link.vhost)
-            queue = None if vhost is None else vhost.queues.get(link.queue)
-            if queue is None or queue.paused or place in ids:
+            if vhost is None or place in ids:
                 continue
-            ids[place] = [life.id for life in lives(queue)]
-            for life in lives(queue):
+            queues = _queues(vhost, link)
+            known = [life for queue in queues if not queue.paused for life in lives(queue)]
+            ids[place] = [life.id for life in known]
+            for life in known:
                 by_shard.setdefault(life.shard, []).append(life.id)
         replies = await asyncio.gather(
             *(
@@ -81,3 +82,11 @@ class Demand:
         except ShardSilent:
             return None
         return reply if isinstance(reply, StatsReply) else None
+
+
+def _queues(vhost: Vhost, link: QueueLink) -> list[QueuePut]:
+    """Return the queue of a link, or the shard queues of its virtual queue."""
+    if link.is_virtual:
+        return vhost.parts(link.queue)
+    queue = vhost.queues.get(link.queue)
+    return [] if queue is None else [queue]

@@ -16,12 +16,13 @@ import msgspec
 
 from shardmq.broker.model import parameter_keys as keys
 from shardmq.broker.model import patterns
+from shardmq.broker.model.arguments import SHARD_ARGUMENTS
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import ParameterPut, QueuePut
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.erlang import json_term as term
 from shardmq.broker.model.parameter_keys import Key
-from shardmq.broker.model.policies import POLICY, queue_kind
+from shardmq.broker.model.policies import NOTHING, POLICY, queue_kind
 from shardmq.broker.model.shovels import ACK_MODES, PREFETCH, RECONNECT_DELAY_S
 from shardmq.broker.model.values import EXPIRY_MS_MAX, NAME_BYTES_MAX
 
@@ -114,6 +115,8 @@ class QueueLink(msgspec.Struct, frozen=True, kw_only=True, tag="queue-link"):
     uris: of the upstream, one of which is used. Without a path in it, a URI means `vhost`.
     upstream_queue: the queue there. It is declared like the queue here if it is not there.
     durable, auto_delete, arguments: how the queue here was declared.
+    is_virtual: the queue here is the virtual queue of the stream exchange `queue`, to which
+        messages go by their routing keys.
     """
 
     vhost: str
@@ -130,6 +133,7 @@ class QueueLink(msgspec.Struct, frozen=True, kw_only=True, tag="queue-link"):
     durable: bool = True
     auto_delete: bool = False
     arguments: dict[str, Any] = {}
+    is_virtual: bool = False
 
     @property
     def id(self) -> str:
@@ -225,13 +229,39 @@ def _of_vhost(vhost: Vhost, upstreams: _Upstreams) -> Iterator[QueueLink | None]
             continue
         for name, value in upstreams.of(applied.definition):
             yield _queue_link(queue, name, applied.policy, value)
+    for exchange in vhost.part_exchanges():
+        virtual = virtual_queue(vhost, exchange)
+        applied = NOTHING if virtual is None else vhost.policies_of(virtual)
+        if virtual is None or not applied.policy:
+            continue
+        for name, value in upstreams.of(applied.definition):
+            yield _queue_link(virtual, name, applied.policy, value, is_virtual=True)
+
+
+def virtual_queue(vhost: Vhost, exchange: str) -> QueuePut | None:
+    """Return the virtual queue of a stream exchange as if it were a queue of the exchange's name.
+
+    Returns None if it is one of streams, which are not federated, or if there is none.
+    """
+    parts, put = vhost.parts(exchange), vhost.exchanges.get(exchange)
+    if put is None or any(queue_kind(part.arguments) == "stream" for part in parts):
+        return None
+    arguments = put.arguments.get(SHARD_ARGUMENTS)
+    return QueuePut(
+        vhost.name,
+        exchange,
+        parts[0].id,
+        parts[0].shard,
+        durable=parts[0].durable,
+        arguments=arguments if isinstance(arguments, dict) else {},
+    )
 
 
 def is_federable(queue: QueuePut) -> bool:
     """Return whether messages of other brokers may come to a queue by a link.
 
-    They may not to a stream, to a shard queue, nor to a queue that only its connection or the
-    broker itself uses.
+    They may not to a stream, nor to a queue that only its connection or the broker itself uses.
+    They come to shard queues through their exchange.
     """
     return (
         queue.part is None
@@ -241,7 +271,9 @@ def is_federable(queue: QueuePut) -> bool:
     )
 
 
-def _queue_link(queue: QueuePut, upstream: str, policy: str, value: dict[str, Any]) -> QueueLink:
+def _queue_link(
+    queue: QueuePut, upstream: str, policy: str, value: dict[str, Any], is_virtual: bool = False
+) -> QueueLink:
     uris = value["uri"]
     return QueueLink(
         vhost=queue.vhost,
@@ -258,6 +290,7 @@ def _queue_link(queue: QueuePut, upstream: str, policy: str, value: dict[str, An
         durable=queue.durable,
         auto_delete=queue.auto_delete,
         arguments=queue.arguments,
+        is_virtual=is_virtual,
     )
 
 

@@ -180,6 +180,37 @@ def test_a_link_that_fails_says_why_is_listed_as_down_and_ends_with_its_policy(
 
 
 @pytest.mark.row("J11")
+def test_a_virtual_queue_takes_messages_by_their_routing_keys(
+    broker: RealBroker, upstream: RealBroker, queue: str
+) -> None:
+    call(broker, "DELETE", f"queues/%2F/{queue}")
+    sharded = {"type": "x-modulus-hash", "durable": True, "arguments": {"x-shards": 3}}
+    assert call(broker, "PUT", f"exchanges/%2F/{queue}", sharded)[0] == 201
+    bodies = {b"%d" % number for number in range(60)}
+    fill(upstream, queue, [])
+    with connected(upstream) as there:
+        channel = there.channel()
+        channel.queue_bind(queue, "amq.topic", f"{queue}.*")
+        channel.tx_select()
+        for body in bodies:
+            channel.basic_publish("amq.topic", f"{queue}.{body.decode()}", body)
+        channel.tx_commit()
+    federate(broker, queue, uri=uri(upstream))
+    wait_for(broker, queue, status="running", is_pulling=False)
+    with connected(broker) as connection:
+        channel = connection.channel()
+        found = {}
+        for method, _, body in channel.consume(queue, inactivity_timeout=30):
+            assert method is not None, f"{len(found)} came"
+            found[body] = method.routing_key
+            channel.basic_ack(method.delivery_tag)
+            if len(found) == len(bodies):
+                break
+    assert found == {body: f"{queue}.{body.decode()}" for body in bodies}
+    call(broker, "DELETE", f"exchanges/%2F/{queue}")
+
+
+@pytest.mark.row("J11")
 def test_a_queue_that_comes_later_is_federated_and_one_that_goes_is_not(
     broker: RealBroker, upstream: RealBroker, queue: str
 ) -> None:

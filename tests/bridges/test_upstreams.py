@@ -10,7 +10,7 @@ import pytest
 
 from shardmq.broker.model import federation
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import ParameterPut, QueuePut, ShardOf, VhostPut
+from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut, ShardOf, VhostPut
 from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_PATTERN, UPSTREAM_SET
 
 GOOD = {"uri": "amqp://h"}
@@ -125,6 +125,28 @@ def test_some_queues_are_never_federated(queue: QueuePut) -> None:
     made = ParameterPut("/", UPSTREAM, "u", GOOD), policy("/", "p", "", {UPSTREAM_SET: "all"})
     assert federation.links(catalog_of(*made, queue)) == []
     assert len(federation.links(catalog_of(*made, queue, QueuePut("/", "other", 2, 0)))) == 1
+
+
+@pytest.mark.row("J11")
+def test_a_virtual_queue_is_federated_as_one_queue_unless_it_is_of_streams() -> None:
+    shard_arguments = {"x-max-length": 5}
+    exchange = ExchangePut(
+        "/", "e", "x-modulus-hash", arguments={"x-shard-arguments": shard_arguments}
+    )
+    made = (
+        ParameterPut("/", UPSTREAM, "u", GOOD),
+        policy("/", "p", "^e", {UPSTREAM: "u"}, **{"apply-to": "classic_queues"}),
+        exchange,
+    )
+    parts = [
+        QueuePut("/", f"e-{n}", n, 0, arguments=shard_arguments, part=ShardOf("e", n - 1))
+        for n in (1, 2)
+    ]
+    [link] = federation.links(catalog_of(*made, *parts))
+    assert (link.queue, link.is_virtual, link.arguments) == ("e", True, shard_arguments)
+    stream = QueuePut("/", "e-3", 3, 0, arguments={"x-queue-type": "stream"}, part=ShardOf("e", 2))
+    assert federation.links(catalog_of(*made, *parts, stream)) == []
+    assert federation.links(catalog_of(*made)) == []
 
 
 def test_parameters_that_nothing_checked_make_no_link() -> None:
