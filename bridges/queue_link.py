@@ -112,7 +112,7 @@ class QueueLinkRunner:
             opened.append(upstream)
             await self._move(upstream, destination)
         finally:
-            self._pump = None
+            self._pump, self.state.pulls = None, False
             for each in reversed(opened):
                 each.close()
 

@@ -205,7 +205,8 @@ def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
         elif put.component == POLICY and _is_federating(put.value):
             federates.add(put.vhost)
     seen: set[str] = set()
-    for vhost in [catalog.vhosts[name] for name in sorted(federates & upstreams.keys())]:
+    names = sorted(federates & upstreams.keys() & catalog.vhosts.keys())
+    for vhost in [catalog.vhosts[name] for name in names]:
         for link in _of_vhost(vhost, upstreams[vhost.name]):
             if link is None or link.id not in seen:
                 yield link

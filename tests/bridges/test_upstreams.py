@@ -154,6 +154,8 @@ def test_parameters_that_nothing_checked_make_no_link() -> None:
         made = ParameterPut("/", UPSTREAM, "u", value), QueuePut("/", "q", 1, 0)
         for meant in ({UPSTREAM: "u"}, {UPSTREAM_SET: "all"}, {UPSTREAM_PATTERN: "("}):
             assert federation.links(catalog_of(*made, policy("/", "p", "", meant))) == []
+    nowhere = ParameterPut("", UPSTREAM, "u", GOOD), policy("", "p", "", {UPSTREAM: "u"})
+    assert federation.links(catalog_of(*nowhere, QueuePut("/", "q", 1, 0))) == []
 
 
 @pytest.mark.row("J10", "J11")
