@@ -113,8 +113,9 @@ def test_no_message_is_lost(brokers: Brokers, victim: tuple[int, str]) -> None:
 
 # The broker and the process that dies while a link moves messages; the destination has the link.
 VICTIMS_OF_LINKS = [
-    (DESTINATION, "bridges"), (DESTINATION, "controller"), (DESTINATION, "front-door"),
-    (SOURCE, ""),
+    (DESTINATION, "bridges"), (SOURCE, ""),
+    *(pytest.param((DESTINATION, kind), marks=pytest.mark.torture)
+      for kind in ("controller", "front-door", "shard")),
 ]  # fmt: skip
 
 
