@@ -57,7 +57,7 @@ _QUEUES: Final = frozenset((QueuePut, QueueDelete, ExchangeDelete))
 GONE_KEPT_MAX: Final = 1000
 # To find the links takes at most one part in so many of a processor while queues come and go.
 REST_SHARE: Final = 20
-REST_S_MAX: Final = 2.0
+REST_S_MAX: Final = 10.0
 LINKS_MAX: Final = 5000
 TOO_MANY: Final = f"there are more than {LINKS_MAX} links"
 
@@ -78,7 +78,8 @@ class Bridges:
         self._links: dict[Key, QueueLink] = {}  # that are asked for
         self._has_links = asyncio.Event()
         self._has_upstreams = True
-        self._rest_s = 0.0  # after the links were looked for
+        self._rest_s = 0.0  # until the links are looked for because queues have changed
+        self._later: asyncio.TimerHandle | None = None
         self._runtime_dir = runtime_dir
         self._states: dict[Key, BridgeState] = {}
         # By bridge: the number of its life, and the value that the life is of.
@@ -94,10 +95,14 @@ class Bridges:
         if self._wake.is_set():
             return
         kinds = set(map(type, changes))
-        if not _CHANGES.isdisjoint(kinds) or (
-            self._has_upstreams and not _QUEUES.isdisjoint(kinds)
-        ):
+        if not _CHANGES.isdisjoint(kinds):
             self._wake.set()
+        elif self._has_upstreams and self._later is None and not _QUEUES.isdisjoint(kinds):
+            self._later = asyncio.get_running_loop().call_later(self._rest_s, self._rested)
+
+    def _rested(self) -> None:
+        self._later = None
+        self._wake.set()
 
     def parameters(self) -> Iterator[ParameterPut]:
         """Yield the parameter of each shovel."""
@@ -150,7 +155,6 @@ class Bridges:
             await self._wake.wait()
             self._wake.clear()
             if not await self._orders():
-                await asyncio.sleep(self._rest_s)
                 continue
             try:
                 reader, writer = await asyncio.open_unix_connection(
@@ -191,7 +195,6 @@ class Bridges:
                 await writer.drain()
             if not run.bridges:
                 return True
-            await asyncio.sleep(self._rest_s)
             waking = asyncio.create_task(self._wake.wait())
             await asyncio.wait({waking, listening}, return_when=asyncio.FIRST_COMPLETED)
             waking.cancel()
@@ -270,7 +273,6 @@ class Bridges:
         self._has_upstreams = any(
             put.component in (UPSTREAM, UPSTREAM_SET) for put in self._catalog.parameters.values()
         )
-        self._rest_s = 0.0
         if not self._has_upstreams:
             self._links = {}
             self._has_links.clear()

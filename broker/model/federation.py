@@ -34,7 +34,7 @@ POLICY_KEYS: Final = (UPSTREAM, UPSTREAM_SET, UPSTREAM_PATTERN)
 ALL: Final = "all"  # the set of all upstreams of the vhost, without a parameter
 ELEMENTS_MAX: Final = 1000  # of one set
 HOPS_MAX: Final = 1000
-QUEUES_AT_A_TIME: Final = 500  # are looked at before others get the processor
+QUEUES_AT_A_TIME: Final = 100  # are looked at before others get the processor
 # A queue with this argument serves a plugin of the broker, and is not federated.
 INTERNAL_PURPOSE: Final = "x-internal-purpose"
 
