@@ -104,4 +104,5 @@ def of_consumer(consumer: Consumer) -> m.ConsumerStats:
         prefetch=consumer.listed_prefetch,
         active=consumer.queue.consumers.active(consumer),
         priority=consumer.priority,
+        wants=not consumer.is_busy,
     )

@@ -1,8 +1,12 @@
 """Says which links of queues are to take messages: those whose queues here have idle consumers.
 
-A federated queue asks its upstreams only while it is empty and has an active consumer, as in
-RabbitMQ. The consumers of links themselves have negative priorities and do not count, or two
-brokers that federate a queue from each other would pass messages to and fro for nobody.
+A federated queue asks its upstreams only while it is empty and has an active consumer that would
+take a message now, as in RabbitMQ. The consumers of links themselves have negative priorities and
+do not count, nor does a consumer whose prefetch is used up. Otherwise two brokers that federate a
+queue from each other would pass messages to and fro for nobody.
+
+The prefetch of a consumer of a virtual queue holds over all its shard queues. If it is used up at
+one of them, the consumer counts at none.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from shardmq.broker.model.changes import QueuePut, lives
 from shardmq.broker.model.federation import QueueLink
 from shardmq.broker.shared.bridging import Key, key_of
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.messages import StatsReply
+from shardmq.shardd.wire.messages import ConsumerStats, StatsReply
 
 ASK_S: Final = 0.2  # shards are asked so often
 ANSWER_S_MAX: Final = 2.0
@@ -56,13 +60,15 @@ class Demand:
             )
         )
         full: set[int] = set()
-        wanted: set[int] = set()
+        consumers: list[ConsumerStats] = []
         for reply in replies:
             if reply is not None:
                 full.update(queue.id for queue in reply.queues if queue.ready)
-                wanted.update(
-                    each.queue for each in reply.consumers if each.active and each.priority >= 0
-                )
+                consumers += [
+                    each for each in reply.consumers if each.active and each.priority >= 0
+                ]
+        busy = {_name(each) for each in consumers if not each.wants}
+        wanted = {each.queue for each in consumers if _name(each) not in busy}
         return [
             key_of(link)
             for link in links
@@ -82,6 +88,11 @@ class Demand:
         except ShardSilent:
             return None
         return reply if isinstance(reply, StatsReply) else None
+
+
+def _name(consumer: ConsumerStats) -> tuple[int, int, int, str]:
+    """Return what is the same for one consumer of a virtual queue at all its shard queues."""
+    return consumer.door, consumer.connection, consumer.channel, consumer.tag
 
 
 def _queues(vhost: Vhost, link: QueueLink) -> list[QueuePut]:

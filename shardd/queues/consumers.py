@@ -105,6 +105,17 @@ class Consumer(ConsumerState):
             return 0
         return self.wanted() if self.allotment is None else min(self.wanted(), self.allotment.left)
 
+    @property
+    def is_busy(self) -> bool:
+        """Return whether the consumer takes no other message before an ack or a read of its client.
+
+        An allotment that has nothing left gets more when a message comes, unless the limit is used
+        up. The front door knows that. Here a consumer that holds messages then counts as busy.
+        """
+        if self.window.room <= 0 or self.wanted() <= 0:
+            return True
+        return self.allotment is not None and self.allotment.left <= 0 < self.unacked.count
+
 
 class Reader(Consumer):
     """A consumer of a stream, which reads a log and removes nothing.

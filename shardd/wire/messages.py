@@ -382,7 +382,10 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A consumer as the HTTP API lists it."""
+    """A consumer as the HTTP API lists it.
+
+    `wants` says that the consumer would be given a message if there was one.
+    """
 
     queue: int
     door: int
@@ -394,6 +397,7 @@ class ConsumerStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prefetch: int
     active: bool
     priority: int = 0
+    wants: bool = True
 
 
 class StreamStats(msgspec.Struct, array_like=True, frozen=True):

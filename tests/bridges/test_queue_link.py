@@ -19,7 +19,7 @@ from shardmq.bridges.queue_link import QueueLinkRunner
 from shardmq.broker.amqp.properties import encode_properties, read
 from shardmq.broker.controller.demand import Demand
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import QueuePut, VhostPut
+from shardmq.broker.model.changes import ExchangePut, QueuePut, ShardOf, VhostPut
 from shardmq.broker.model.federation import QueueLink
 from shardmq.broker.shared.bridging import Order, key_of
 from shardmq.shardd.wire.messages import ConsumerStats, QueueStats, Stats, StatsReply
@@ -181,13 +181,40 @@ async def test_links_of_empty_queues_with_active_consumers_of_their_own_are_to_t
             links += [link(name, upstream=each) for each in "ab"]
             ready = chance.choice([0, 0, 1])
             own = [
-                ConsumerStats(id, 0, 0, 1, "t", False, False, 0, chance.random() < 0.7, priority)
-                for priority in chance.choices([-1, 0, 5], k=chance.randrange(3))
-            ]
+                ConsumerStats(
+                    id, 0, 0, id, f"t{number}", False, False, 0, chance.random() < 0.7, priority,
+                    chance.random() < 0.7,
+                )
+                for number, priority in enumerate(
+                    chance.choices([-1, 0, 5], k=chance.randrange(3))
+                )
+            ]  # fmt: skip
             stats[id] = QueueStats(id, ready)
             consumers += own
-            waits = any(each.active and each.priority >= 0 for each in own)
+            waits = any(each.active and each.priority >= 0 and each.wants for each in own)
             if waits and not ready and shard < 2 and exists and not is_paused:
                 expected += [key_of(each) for each in links[-2:]]
         demand = Demand(catalog, cast(Any, Shards(stats, consumers)))
         assert await demand.pulling(links) == expected, history
+
+
+@pytest.mark.row("J11")
+async def test_a_consumer_of_a_virtual_queue_that_is_busy_at_one_shard_queue_is_busy() -> None:
+    catalog = Catalog()
+    catalog.apply(VhostPut("/"))
+    catalog.apply(ExchangePut("/", "e", "x-modulus-hash"))
+    for id in (1, 2):
+        catalog.apply(QueuePut("/", f"e-{id}", id, 0, part=ShardOf("e", id - 1)))
+    stats = {id: QueueStats(id) for id in (1, 2)}
+    of = link("e", is_virtual=True)
+
+    async def pulls(*wants: bool) -> bool:
+        consumers = [
+            ConsumerStats(id, 0, 0, 1, "t", False, False, 0, True, 0, each)
+            for id, each in zip((1, 2), wants, strict=True)
+        ]
+        demand = Demand(catalog, cast(Any, Shards(stats, consumers)))
+        return await demand.pulling([of]) == [key_of(of)]
+
+    assert await pulls(True, True)
+    assert not await pulls(True, False)

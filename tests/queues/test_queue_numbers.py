@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shardmq.shardd import stats
 from shardmq.shardd.queues import Queue, Window, limits_of
+from shardmq.shardd.queues.allotment import Allotment
 from shardmq.shardd.queues.consumers import Consumer
 from shardmq.shardd.queues.entry import LASTING_KIND, TRANSIENT_KIND
 from shardmq.shardd.queues.heads import MIXED_MAX
@@ -169,3 +170,22 @@ def test_a_queue_was_last_used_when_it_counted_something_or_was_asked() -> None:
     queue.attach(consumer)
     queue.detach(consumer, 200)
     assert stats.of_queue(queue, 300).used_at == 200
+
+
+def test_a_consumer_is_busy_while_its_prefetch_its_window_or_its_limit_is_used_up() -> None:
+    queue = Queue(1, DictStore(), limits_of({}))
+    held = array_of(1 << 4), array_of(1)
+    free = Consumer(queue, None, 1, Window(1), prefetch=1)
+    assert not free.is_busy
+    free.unacked.add(*held)
+    assert free.is_busy
+    free.unacked.settle(1, 1)
+    assert not free.is_busy
+    assert Consumer(queue, None, 2, Window(0)).is_busy
+    limited = Consumer(queue, None, 3, Window(1), allotment=Allotment(1))
+    assert not limited.is_busy, "it gets credit when a message comes"
+    limited.unacked.add(*held)
+    assert limited.is_busy
+    assert limited.allotment is not None
+    limited.allotment.allow(1, False)
+    assert not limited.is_busy

@@ -34,7 +34,7 @@ CONTROL: list[wire.Control] = [
     wire.StatsReply(
         5,
         [wire.QueueStats(7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 1, 2, 3, 4, 5, 0.5)],
-        [wire.ConsumerStats(7, 0, 1, 2, "tag", False, True, 10, True, 3)],
+        [wire.ConsumerStats(7, 0, 1, 2, "tag", False, True, 10, True, 3, False)],
         {"rss_bytes": 1.5},
         3,
         [wire.StreamStats(7, 1, 9, 2, 4096, {"name": 5})],
