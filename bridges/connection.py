@@ -15,6 +15,7 @@ other side.
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
@@ -62,6 +63,8 @@ PROPERTIES: Final[dict[str, Any]] = {
 }
 _HEAD: Final = struct.Struct(">BHI")
 _HEARTBEAT: Final = _HEAD.pack(HEARTBEAT_FRAME, 0, 0) + bytes([FRAME_END])
+
+log = logging.getLogger("bridges")
 
 T = TypeVar("T", bound=base.Frame)
 # Takes the bytes from a position on, and returns the position behind what it has taken.
@@ -265,6 +268,9 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(failed)
         except ConnectionException as error:
             self._fail(LinkFailed(f"the peer breaks the protocol: {error.text}"))
+        except Exception as error:
+            log.exception("what %s has sent cannot be passed on", self._name)
+            self._fail(LinkFailed(f"internal error: {type(error).__name__}: {error}"[:1000]))
         else:
             self._unread = data[at:] if at else data
 

@@ -4,6 +4,8 @@ A shovel may set properties, say in the header `x-shovelled` where a message cam
 `x-shovelled-timestamp` when. The two headers by which a broker like this one recognises a repeated
 publish are taken away from messages for such a broker: the numbers are those of the producer's
 order, and a message that comes late, because it was requeued, would be taken for a repeated one.
+
+Properties that do not change stay as they are, byte for byte: their text may be of any encoding.
 """
 
 from __future__ import annotations
@@ -11,20 +13,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from shardmq.broker.amqp import properties
-from shardmq.broker.amqp.properties import PROPERTIES, encode_properties
+from shardmq.broker.amqp.methods import decode_table, encode_table
+from shardmq.broker.amqp.properties import (
+    entries,
+    headers_inside,
+    with_entries,
+    with_properties,
+)
 from shardmq.broker.model.amqp_uri import without_credentials
 from shardmq.broker.model.federation import QueueLink
 from shardmq.broker.model.shovels import Shovel
 
-FORWARDED: Final = "x-shovelled"
-FORWARDED_AT: Final = "x-shovelled-timestamp"
-PRODUCER_HEADERS: Final = ("x-producer-id", "x-sequence")
+FORWARDED: Final = b"x-shovelled"
+FORWARDED_AT: Final = b"x-shovelled-timestamp"
+PRODUCER_HEADERS: Final = (b"x-producer-id", b"x-sequence")
 _SEQUENCE: Final = b"\x0ax-sequence"
 # Headers of federation.
-RECEIVED_FROM: Final = "x-received-from"
-ORIGINAL_EXCHANGE, ORIGINAL_KEY = "x-original-exchange", "x-original-routing-key"
-CC, ORIGINAL_CC = "CC", "x-original-cc"
+RECEIVED_FROM: Final = b"x-received-from"
+ORIGINAL_EXCHANGE, ORIGINAL_KEY = b"x-original-exchange", b"x-original-routing-key"
+CC, ORIGINAL_CC = b"CC", b"x-original-cc"
+_SIZE_BYTES: Final = 4  # of a table, before its entries
 
 Edit = Callable[[bytes], bytes]
 
@@ -48,20 +56,23 @@ def editor(
     forwarded = _forwarded(shovel, src_uri, dest_uri, cluster)
 
     def edit(props: bytes) -> bytes:
-        found = _read(props)
-        found.update(shovel.properties)
-        headers = dict(found.get("headers") or {})
+        given = dict(shovel.properties)
+        table = given.pop("headers", None)
+        if given:
+            props = with_properties(props, given)
+        inside = headers_inside(props) if table is None else encode_table(table)[_SIZE_BYTES:]
+        before = entries(inside)
+        headers = dict(before)
         if own:
             for name in PRODUCER_HEADERS:
                 headers.pop(name, None)
         if shovel.forward_headers:
-            before = headers.get(FORWARDED)
-            headers[FORWARDED] = [forwarded, *(before if isinstance(before, list) else [])]
+            headers[FORWARDED] = _encoded([forwarded, *_list(headers.get(FORWARDED))])
         if shovel.timestamp_header:
-            headers[FORWARDED_AT] = int(now())
-        if headers or "headers" in found:
-            found["headers"] = headers
-        return encode_properties(found)
+            headers[FORWARDED_AT] = _encoded(int(now()))
+        if headers == before and table is None:
+            return props
+        return with_entries(props, headers)
 
     return edit
 
@@ -81,15 +92,13 @@ def received_from(link: QueueLink, uri: str) -> Callable[[bytes, bytes], bytes]:
     place = {"uri": without_credentials(uri), "queue": link.upstream_queue}
 
     def edit(props: bytes, names: bytes) -> bytes:
-        found = _read(props)
-        headers = dict(found.get("headers") or {})
+        if not link.trust_user_id:
+            props = with_properties(props, {"user_id": None})
+        headers = entries(headers_inside(props))
         for name in PRODUCER_HEADERS:
             headers.pop(name, None)
-        if not link.trust_user_id:
-            found.pop("user_id", None)
-        before, visits = headers.get(RECEIVED_FROM), 0
-        if not isinstance(before, list):
-            before = []
+        before, visits = _list(headers.get(RECEIVED_FROM)), 0
+        if not before:
             headers[ORIGINAL_EXCHANGE] = _name(names, 1)
             headers[ORIGINAL_KEY] = _name(names, 2 + names[1])
         others = []
@@ -100,10 +109,10 @@ def received_from(link: QueueLink, uri: str) -> Callable[[bytes, bytes], bytes]:
             else:
                 others.append(entry)
         entry = {**place, "redelivered": names[0] & 1 == 1, "visit-count": visits + 1}
-        headers[RECEIVED_FROM] = [entry, *others]
+        headers[RECEIVED_FROM] = _encoded([entry, *others])
         if CC in headers:
             headers[ORIGINAL_CC] = headers.pop(CC)
-        return encode_properties({**found, "headers": headers})
+        return with_entries(props, headers)
 
     return edit
 
@@ -112,26 +121,31 @@ def _is_at(entry: Any, place: dict[str, str]) -> bool:
     return isinstance(entry, dict) and all(entry.get(key) == place[key] for key in place)
 
 
-def _name(names: bytes, at: int) -> str:
-    return names[at + 1 : at + 1 + names[at]].decode("utf-8", "replace")
+def _name(names: bytes, at: int) -> bytes:
+    """Return a short string as the value of a header, whatever its bytes are."""
+    return b"S" + bytes(3) + names[at : at + 1 + names[at]]
 
 
 def _without_sequence(props: bytes) -> bytes:
     if _SEQUENCE not in props:
         return props
-    found = _read(props)
-    headers = found.get("headers") or {}
-    found["headers"] = {
-        name: value for name, value in headers.items() if name not in PRODUCER_HEADERS
-    }
-    return encode_properties(found)
+    headers = entries(headers_inside(props))
+    return with_entries(
+        props, {name: value for name, value in headers.items() if name not in PRODUCER_HEADERS}
+    )
 
 
-def _read(props: bytes) -> dict[str, Any]:
-    """Return the properties that a message has. Raises ConnectionException if they are broken."""
-    read = properties.read(props)
-    every = ((name, getattr(read, name)) for name, _ in PROPERTIES)
-    return {name: value for name, value in every if value is not None}
+def _encoded(value: Any) -> bytes:
+    """Return the value of a header with its type before it."""
+    return encode_table({"": value})[_SIZE_BYTES + 1 :]
+
+
+def _list(value: bytes | None) -> list[Any]:
+    """Return the elements of a header; none if it is no list."""
+    if value is None or value[:1] != b"A":
+        return []
+    found = decode_table((len(value) + 1).to_bytes(_SIZE_BYTES, "big") + b"\0" + value)[""]
+    return found if isinstance(found, list) else []
 
 
 def _forwarded(shovel: Shovel, src_uri: str, dest_uri: str, cluster: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Otherwise properties stay the bytes they came as (drawn in shardd/content.pxd).
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any, Final
 
 from shardmq.broker.amqp.contents import fields, numbered, read_stored, split
@@ -199,14 +200,53 @@ def with_headers(props: bytes, inside: bytes) -> bytes:
 
     The other properties stay as they were, byte for byte.
     """
-    parts = {name: props[start:end] for name, _, start, end in _fields(props)}
-    parts["headers"] = _U32.pack(len(inside)) + inside
+    return _with_parts(props, {"headers": _U32.pack(len(inside)) + inside})
+
+
+def with_properties(props: bytes, given: dict[str, Any]) -> bytes:
+    """Return the properties with these values instead; one that is None is taken away.
+
+    The other properties stay as they were, byte for byte.
+    """
+    return _with_parts(
+        props,
+        {
+            name: None if value is None else encode_properties({name: value})[_U16.size :]
+            for name, value in given.items()
+        },
+    )
+
+
+def entries(inside: bytes) -> dict[bytes, bytes]:
+    """Return the names and values of the entries of a table; a value has its type before it."""
+    found = {}
+    at = 0
+    while at < len(inside):
+        value = at + 1 + inside[at]
+        end = skip_value(inside, value)
+        found[inside[at + 1 : value]] = inside[value:end]
+        at = end
+    return found
+
+
+def with_entries(props: bytes, given: Mapping[bytes, bytes]) -> bytes:
+    """Return the properties with the headers that `entries` has read, or with others like them."""
+    return with_headers(
+        props, b"".join(bytes((len(name),)) + name + value for name, value in given.items())
+    )
+
+
+def _with_parts(props: bytes, given: Mapping[str, bytes | None]) -> bytes:
+    parts: dict[str, bytes | None] = {
+        name: props[start:end] for name, _, start, end in _fields(props)
+    }
+    parts.update(given)
     flags = 0
     found = []
     for bit, (name, _) in zip(range(15, 1, -1), PROPERTIES, strict=True):
-        if name in parts:
+        if (part := parts.get(name)) is not None:
             flags |= 1 << bit
-            found.append(parts[name])
+            found.append(part)
     return _U16.pack(flags) + b"".join(found)
 
 

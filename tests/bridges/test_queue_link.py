@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,12 +13,13 @@ import pytest
 from pamqp import base, commands
 
 from shardmq.bridges.connection import Connection
-from shardmq.bridges.editing import received_from
+from shardmq.bridges.editing import editor, received_from
 from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.pump import Pump
 from shardmq.bridges.queue_link import QueueLinkRunner
-from shardmq.broker.amqp.properties import encode_properties, read
+from shardmq.broker.amqp.properties import encode_properties, entries, headers_inside, read
 from shardmq.broker.controller.demand import Demand
+from shardmq.broker.model import amqp_uri, shovels
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, QueuePut, ShardOf, VhostPut
 from shardmq.broker.model.federation import QueueLink
@@ -63,6 +65,55 @@ def test_a_message_that_comes_again_from_a_queue_is_counted_and_others_stay() ->
         "x-received-from": [here | {"redelivered": False, "visit-count": 4}, other, "no table"],
         "x-original-exchange": "e",
     }
+
+
+@pytest.mark.row("J11")
+def test_what_a_link_does_not_change_stays_byte_for_byte() -> None:
+    bad = b"\x04\xff\xfe\x80a"
+    for flags in (0x0080, 0x0400):  # message_id and correlation_id
+        props = struct.pack(">HI", 0x2010 | flags, 0)
+        props += bad + short(b"me")
+        found = received_from(link(), "amqp://h")(props, b"\0" + short(b"\xff") + short(b"q"))
+        assert found[:2] == struct.pack(">H", 0x2000 | flags) and found.endswith(bad)
+        inside = entries(headers_inside(found))
+        assert inside[b"x-original-exchange"] == b"S\0\0\0" + short(b"\xff")
+    odd = b"\x02\xff\xfeS\0\0\0\x01v"  # a header whose name is not UTF-8
+    props = struct.pack(">HI", 0x2000, len(odd)) + odd
+    assert odd in received_from(link(), "amqp://h")(props, b"\0\0\0")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_shovel_does_not_change_stays_byte_for_byte(own: bool) -> None:
+    long = b"\xff" + b"\x80" * 255  # would have 765 bytes if the bad bytes were replaced
+    table = b"\x0ax-sequenceI\0\0\0\x05"
+    props = struct.pack(">HI", 0x2080, len(table)) + table + long
+    given = {"src-uri": "amqp://", "dest-uri": "amqp://", "src-queue": "s", "dest-queue": "d"}
+    for more in (
+        {},
+        {"dest-add-forward-headers": True},
+        {"dest-publish-properties": {"type": "t"}},
+    ):
+        edit = editor(shovels.read("/", "s", given | more), "amqp://", "amqp://", "c", float, own)
+        if edit is None:
+            assert not own and not more
+            continue
+        found = edit(props)
+        assert long in found
+        assert (table in found) == (not own)
+
+
+async def test_a_message_that_cannot_be_passed_on_ends_the_try_with_the_reason() -> None:
+    connection, failed = Connection(amqp_uri.parse("amqp://h"), "name"), []
+    connection.on_failed = failed.append
+
+    def broken(data: bytes, at: int) -> int:
+        raise ValueError("bytes must be in range(0, 256)")
+
+    connection.batches = broken
+    connection._take(b"x" * 8)
+    assert [str(each) for each in failed] == [
+        "internal error: ValueError: bytes must be in range(0, 256)"
+    ]
 
 
 class Ends:
