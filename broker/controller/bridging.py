@@ -13,7 +13,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -59,7 +58,7 @@ GONE_KEPT_MAX: Final = 1000
 REST_SHARE: Final = 20
 REST_S_MAX: Final = 10.0
 LINKS_MAX: Final = 5000
-TOO_MANY: Final = f"there are more than {LINKS_MAX} links"
+TOO_MANY: Final = "there are more than {} links: this one and others behind it do not run"
 
 Name = tuple[str, str]  # of a shovel: vhost and name
 
@@ -75,7 +74,8 @@ class Bridges:
         self._authority = authority
         self._catalog: Catalog = authority.catalog
         self._demand = Demand(authority.catalog, shards)
-        self._links: dict[Key, QueueLink] = {}  # that are asked for
+        self._links: dict[Key, QueueLink] = {}  # that are asked for, LINKS_MAX at most
+        self._beyond: QueueLink | None = None  # the first link that is one too many
         self._has_links = asyncio.Event()
         self._has_upstreams = True
         self._rest_s = 0.0  # until the links are looked for because queues have changed
@@ -126,15 +126,22 @@ class Bridges:
         return known
 
     def links(self) -> list[tuple[QueueLink, BridgeState]]:
-        """Return the links of federation and their states."""
-        return [(link, self._link_state(key, link)) for key, link in self._links.items()]
+        """Return the links of federation and their states.
+
+        If there are too many, the first one that does not run stands for all that do not.
+        """
+        found = [(link, self._link_state(key, link)) for key, link in self._links.items()]
+        if (link := self._beyond) is not None:
+            error = TOO_MANY.format(LINKS_MAX)
+            found.append(
+                (link, BridgeState(key=key_of(link), life=0, state=TERMINATED, error=error))
+            )
+        return found
 
     def _link_state(self, key: Key, link: QueueLink) -> BridgeState:
         known, life = self._states.get(key), self._lives.get(key)
         if known is not None and life is not None and (known.life, link) == life:
             return known
-        if life is None and len(self._links) > LINKS_MAX:
-            return BridgeState(key=key, life=0, state=TERMINATED, error=TOO_MANY)
         return BridgeState(key=key, life=0, state=STARTING)
 
     def restart(self, key: Key) -> None:
@@ -205,7 +212,7 @@ class Bridges:
         told: list[Key] | None = None
         while not writer.is_closing():
             await self._has_links.wait()
-            keys = await self._demand.pulling(list(self._links.values())[:LINKS_MAX])
+            keys = await self._demand.pulling(self._links.values())
             if keys != told and not writer.transport.get_write_buffer_size():
                 told = keys
                 writer.write(bridging.line(Pull(keys)))
@@ -256,7 +263,7 @@ class Bridges:
                 self._states.pop(key, None)
                 continue
             orders.append(Order(read(put.vhost, put.name, put.value), life))
-        for key, link in islice(self._links.items(), LINKS_MAX):
+        for key, link in self._links.items():
             asked.add(key)
             orders.append(Order(link, self._life(key, link)))
         for gone in self._states.keys() - asked:
@@ -274,19 +281,26 @@ class Bridges:
             put.component in (UPSTREAM, UPSTREAM_SET) for put in self._catalog.parameters.values()
         )
         if not self._has_upstreams:
-            self._links = {}
+            self._links, self._beyond = {}, None
             self._has_links.clear()
             return
-        found, took, began = {}, 0.0, time.monotonic()
+        found: dict[Key, QueueLink] = {}
+        beyond = None
+        took, began = 0.0, time.monotonic()
         for link in walk(self._catalog):
             if link is not None:
+                if len(found) == LINKS_MAX:
+                    beyond = link
+                    break
                 found[key_of(link)] = link
                 continue
             took += time.monotonic() - began
             await asyncio.sleep(0)
             began = time.monotonic()
         took += time.monotonic() - began
-        self._links = found
+        if beyond is not None and self._beyond is None:
+            log.warning("there are more than %d links of federation: others do not run", LINKS_MAX)
+        self._links, self._beyond = found, beyond
         if found:
             self._has_links.set()
         else:

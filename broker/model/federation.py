@@ -34,7 +34,7 @@ POLICY_KEYS: Final = (UPSTREAM, UPSTREAM_SET, UPSTREAM_PATTERN)
 ALL: Final = "all"  # the set of all upstreams of the vhost, without a parameter
 ELEMENTS_MAX: Final = 1000  # of one set
 HOPS_MAX: Final = 1000
-QUEUES_AT_A_TIME: Final = 100  # are looked at before others get the processor
+STEPS_AT_A_TIME: Final = 100  # queues that are looked at and links that are made, before a pause
 # A queue with this argument serves a plugin of the broker, and is not federated.
 INTERNAL_PURPOSE: Final = "x-internal-purpose"
 
@@ -192,7 +192,7 @@ def links(catalog: Catalog) -> list[QueueLink]:
 
 
 def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
-    """Yield the same links, and None after each `QUEUES_AT_A_TIME` queues.
+    """Yield the same links, and None after each `STEPS_AT_A_TIME` queues and links.
 
     The catalog may change while the caller does something else after a None. The links of things
     that are new then may be missing, so the caller walks again after a change.
@@ -205,13 +205,16 @@ def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
         elif put.component == POLICY and _is_federating(put.value):
             federates.add(put.vhost)
     seen: set[str] = set()
+    steps = 0
     names = sorted(federates & upstreams.keys() & catalog.vhosts.keys())
     for vhost in [catalog.vhosts[name] for name in names]:
         for link in _of_vhost(vhost, upstreams[vhost.name]):
-            if link is None or link.id not in seen:
-                yield link
-            if link is not None:
+            steps += 1
+            if steps % STEPS_AT_A_TIME == 0:
+                yield None
+            if link is not None and link.id not in seen:
                 seen.add(link.id)
+                yield link
 
 
 def _is_federating(policy: Any) -> bool:
@@ -220,9 +223,9 @@ def _is_federating(policy: Any) -> bool:
 
 
 def _of_vhost(vhost: Vhost, upstreams: _Upstreams) -> Iterator[QueueLink | None]:
-    for count, queue in enumerate(list(vhost.queues.values()), 1):
-        if count % QUEUES_AT_A_TIME == 0:
-            yield None
+    """Yield the links of a vhost, and None for each queue that is looked at."""
+    for queue in list(vhost.queues.values()):
+        yield None
         if not is_federable(queue):
             continue
         applied = vhost.policies_of(queue)
@@ -231,6 +234,7 @@ def _of_vhost(vhost: Vhost, upstreams: _Upstreams) -> Iterator[QueueLink | None]
         for name, value in upstreams.of(applied.definition):
             yield _queue_link(queue, name, applied.policy, value)
     for exchange in vhost.part_exchanges():
+        yield None
         virtual = virtual_queue(vhost, exchange)
         applied = NOTHING if virtual is None else vhost.policies_of(virtual)
         if virtual is None or not applied.policy:

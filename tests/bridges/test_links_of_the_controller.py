@@ -1,0 +1,77 @@
+"""The controller finds the links that are asked for, and tells the process of bridges of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from shardmq.broker.controller import bridging
+from shardmq.broker.controller.bridging import Bridges
+from shardmq.broker.model import federation
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import ParameterPut, QueueDelete, QueuePut, VhostPut
+from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_SET
+from shardmq.broker.shared.bridging import STARTING, TERMINATED
+
+
+def federated(catalog: Catalog, vhost: str, *upstreams: str) -> None:
+    """Make a vhost whose queues are all federated from these upstreams."""
+    policy = {"pattern": "", "definition": {UPSTREAM_SET: "all"}}
+    catalog.apply(VhostPut(vhost))
+    catalog.apply(ParameterPut(vhost, "policy", "p", policy))
+    for name in upstreams:
+        catalog.apply(ParameterPut(vhost, UPSTREAM, name, {"uri": "amqp://h"}))
+
+
+def bridges_of(catalog: Catalog) -> Bridges:
+    return Bridges(cast(Any, SimpleNamespace(catalog=catalog)), str, cast(Any, None))
+
+
+def listed(bridges: Bridges) -> list[tuple[str, str, str]]:
+    return [(link.vhost, link.queue, state.state) for link, state in bridges.links()]
+
+
+@pytest.mark.row("J11")
+async def test_no_more_links_are_made_than_run_and_one_says_that_there_are_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bridging, "LINKS_MAX", 2)
+    catalog = Catalog()
+    federated(catalog, "v", "u")
+    made = []
+    link_of = federation._queue_link
+    monkeypatch.setattr(
+        federation, "_queue_link", lambda *given: made.append(given[0].name) or link_of(*given)
+    )
+    for id, name in enumerate("abcd", 1):
+        catalog.apply(QueuePut("v", name, id, 0))
+    bridges = bridges_of(catalog)
+    assert len(await bridges._orders()) == 2
+    assert made == ["a", "b", "c"]
+    assert listed(bridges) == [("v", "a", STARTING), ("v", "b", STARTING), ("v", "c", TERMINATED)]
+    assert "more than 2 links" in bridges.links()[-1][1].error
+    federated(catalog, "before", "u")
+    catalog.apply(QueuePut("before", "q", 5, 0))
+    assert len(await bridges._orders()) == 2
+    assert listed(bridges)[1:] == [("v", "a", STARTING), ("v", "b", TERMINATED)], "b ran before"
+    for name in "ab":
+        catalog.apply(QueueDelete("v", name))
+    catalog.apply(QueueDelete("v", "c"))
+    await bridges._orders()
+    assert listed(bridges) == [("before", "q", STARTING), ("v", "d", STARTING)]
+
+
+@pytest.mark.row("J11")
+def test_others_get_the_processor_while_many_upstreams_make_links_of_one_queue() -> None:
+    catalog = Catalog()
+    federated(catalog, "v", *map(str, range(250)))
+    catalog.apply(QueuePut("v", "q", 1, 0))
+    found = list(federation.walk(catalog))
+    pauses = [at for at, link in enumerate(found) if link is None]
+    longest = max(
+        after - before for before, after in zip([0, *pauses], [*pauses, len(found)], strict=True)
+    )
+    assert len(found) - len(pauses) == 250
+    assert longest <= federation.STEPS_AT_A_TIME + 1
