@@ -48,6 +48,9 @@ ANSWER_S_MAX: Final = 30.0
 # Bytes that wait to be written; above it the other side is not read.
 WRITE_BYTES_MAX: Final = 1 << 20
 READ_BYTES: Final = 256 << 10
+# One for all connections of the process: a transport asks for it, reads and says how much it has
+# read in one go, and `buffer_updated` copies that before anything else happens.
+_BUFFER: Final = memoryview(bytearray(READ_BYTES))
 TEXT_CHARS_MAX: Final = 400  # of a reason that a peer gave
 
 PROPERTIES: Final[dict[str, Any]] = {
@@ -89,7 +92,6 @@ class Connection(asyncio.BufferedProtocol):
         self._uri, self._name = uri, name
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._buffer = memoryview(bytearray(READ_BYTES))
         self._unread = b""
         self._expected: tuple[type[base.Frame], asyncio.Future[base.Frame]] | None = None
         self._heard_at = self._sent_at = self._loop.time()
@@ -229,11 +231,11 @@ class Connection(asyncio.BufferedProtocol):
         self._fail(kind(f"the connection was lost{f': {error}' if error else ''}"))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
+        return _BUFFER
 
     def buffer_updated(self, count: int) -> None:
         self._heard_at = self._loop.time()
-        data = self._buffer[:count].tobytes()
+        data = _BUFFER[:count].tobytes()
         if self._unread:
             data, self._unread = self._unread + data, b""
         self._take(data)

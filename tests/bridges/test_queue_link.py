@@ -116,6 +116,16 @@ async def test_a_message_that_cannot_be_passed_on_ends_the_try_with_the_reason()
     ]
 
 
+async def test_connections_read_into_one_buffer_and_keep_what_is_no_whole_frame() -> None:
+    first, second = (Connection(amqp_uri.parse("amqp://h"), name) for name in "ab")
+    for connection, data in ((first, b"\x08\0\0"), (second, b"\x01\2\3")):
+        buffer = connection.get_buffer(-1)
+        buffer[: len(data)] = data
+        connection.buffer_updated(len(data))
+    assert first.get_buffer(-1) is second.get_buffer(-1)
+    assert (first._unread, second._unread) == (b"\x08\0\0", b"\x01\2\3")
+
+
 class Ends:
     """Both ends of a link, where a test says how long the queue here is."""
 
