@@ -94,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._unread = b""
         self._expected: tuple[type[base.Frame], asyncio.Future[base.Frame]] | None = None
-        self._heard_at = self._sent_at = self._loop.time()
+        self._heard_at = self._sent_at = self._unblocked_at = self._loop.time()
         self._heartbeat_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._is_ending = False  # the peer was told so
@@ -315,7 +315,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.blocked = str(method.reason or "?")[:TEXT_CHARS_MAX]
                 return
             case commands.Connection.Unblocked():
-                self.blocked = ""
+                self.blocked, self._unblocked_at = "", self._loop.time()
                 return
             case commands.Channel.Close():
                 closed = ChannelClosed(
@@ -326,7 +326,8 @@ class Connection(asyncio.BufferedProtocol):
                 return
         if self._expected is not None and isinstance(method, self._expected[0]):
             expected, self._expected = self._expected, None
-            expected[1].set_result(method)
+            if not expected[1].done():  # or who asked waits no more
+                expected[1].set_result(method)
         else:
             self.on_method(method)
 
@@ -336,11 +337,18 @@ class Connection(asyncio.BufferedProtocol):
         future: asyncio.Future[base.Frame] = self._loop.create_future()
         self._expected = answer, future
         self._write(request)
+        since = self._loop.time()
         try:
-            async with asyncio.timeout(ANSWER_S_MAX):
-                return cast(T, await future)
-        except TimeoutError:
-            raise LinkFailed(f"the peer does not answer within {ANSWER_S_MAX:g} s") from None
+            while not future.done():
+                now = self._loop.time()
+                # A peer that takes no publishes may read nothing at all.
+                since = now if self.blocked else max(since, self._unblocked_at)
+                if now - since >= ANSWER_S_MAX:
+                    raise LinkFailed(f"the peer does not answer within {ANSWER_S_MAX:g} s")
+                await asyncio.wait((future,), timeout=since + ANSWER_S_MAX - now)
+            return cast(T, future.result())
+        finally:
+            future.cancel()
 
     def _settle_expected(self, error: LinkFailed) -> bool:
         if self._expected is None:

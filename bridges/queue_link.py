@@ -170,7 +170,9 @@ class QueueLinkRunner:
             while True:
                 self._news.clear()
                 pulls = self._pulls
-                if pulls and not downstream.blocked:
+                if downstream.blocked:  # it takes no messages, and may answer nothing
+                    pulls = pulls and consumes
+                elif pulls:
                     self._since = 0
                     pulls = await self._is_empty(downstream)
                 if pulls != consumes:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from pamqp import base, commands
 
-from shardmq.bridges.connection import Connection
+from shardmq.bridges.connection import Connection, _frame
 from shardmq.bridges.editing import editor, received_from
 from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.pump import Pump
@@ -126,6 +126,23 @@ async def test_connections_read_into_one_buffer_and_keep_what_is_no_whole_frame(
     assert (first._unread, second._unread) == (b"\x08\0\0", b"\x01\2\3")
 
 
+async def test_a_peer_that_takes_no_publishes_may_answer_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shardmq.bridges.connection.ANSWER_S_MAX", 0.02)
+    connection = Connection(amqp_uri.parse("amqp://h"), "name")
+    passive = commands.Queue.Declare(queue="q", passive=True)
+    connection._take(_frame(0, commands.Connection.Blocked("memory")))
+    asking = asyncio.create_task(connection.call(passive, commands.Queue.DeclareOk))
+    await asyncio.wait({asking}, timeout=0.1)
+    assert not asking.done()
+    connection._take(_frame(1, commands.Queue.DeclareOk("q", 3, 0)))
+    assert (await asking).message_count == 3
+    connection._take(_frame(0, commands.Connection.Unblocked()))
+    with pytest.raises(LinkFailed, match="does not answer"):
+        await connection.call(passive, commands.Queue.DeclareOk)
+
+
 class Ends:
     """Both ends of a link, where a test says how long the queue here is."""
 
@@ -172,6 +189,15 @@ async def test_a_link_consumes_while_the_queue_is_empty_and_looks_after_each_pre
         runner.pull(False)
         assert isinstance(await heard(), commands.Basic.Cancel)
         assert not runner.state.pulls
+        ends.blocked = "memory"
+        runner.pull(True)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert ends.said.empty(), "messages would have nowhere to go"
+        ends.blocked = ""
+        assert isinstance(await heard(), commands.Basic.Consume)
+        runner.pull(False)
+        assert isinstance(await heard(), commands.Basic.Cancel)
         ends.failure = LinkFailed("gone")
         runner.pull(True)
         await asyncio.wait_for(following, 30)
