@@ -140,6 +140,8 @@ class Bridges:
             if key not in self._runners:
                 runner = self._runners[key] = self._runner(order, cluster)
                 self._tasks[key] = asyncio.create_task(runner.run())
+        # One that is gone and comes back waits until it is told again to take messages.
+        self._pulling = frozenset(self._pulling & wanted.keys())
         now = asyncio.get_running_loop().time()
         self._idle_since = None if self._runners else self._idle_since or now
 

@@ -185,6 +185,9 @@ class QueueLinkRunner:
                     pass
         except LinkFailed as failed:
             pump.end(LinkFailed(f"destination: {failed}"))
+        except Exception as failed:
+            log.exception("link %s in vhost '%s'", self._link.id, self._link.vhost)
+            pump.end(LinkFailed(f"internal error: {type(failed).__name__}"))
 
     async def _is_empty(self, downstream: Connection) -> bool:
         """Return whether no message is ready in the queue here."""

@@ -85,6 +85,7 @@ class Bridges:
         # By bridge: the number of its life, and the value that the life is of.
         self._lives: dict[Key, tuple[int, Any]] = {}
         self._gone: set[Key] = set()  # of `_lives`, those that nobody asks for any more
+        self._told_pulling: list[Key] | None = None  # what the process knows; None: tell it
         self._wake = asyncio.Event()
         self._deleting: set[asyncio.Task[None]] = set()
 
@@ -170,51 +171,54 @@ class Bridges:
             except OSError as error:
                 log.warning("the process of bridges cannot be called: %s", error)
             else:
-                listening = asyncio.create_task(self._listen(reader))
-                pulling = asyncio.create_task(self._tell_pulling(writer))
+                parts = [
+                    asyncio.create_task(self._listen(reader)),
+                    asyncio.create_task(self._tell_pulling(writer)),
+                ]
                 try:
-                    if await self._tell(writer, listening):
+                    if await self._tell(writer, parts):
                         wait_s = AGAIN_S
                         continue
                 except OSError as error:
                     log.warning("the process of bridges is gone: %s", error)
                 finally:
-                    listening.cancel()
-                    pulling.cancel()
+                    for part in parts:
+                        _end(part)
                     writer.close()
                     self._states.clear()
             self._wake.set()
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, AGAIN_S_MAX)
 
-    async def _tell(self, writer: asyncio.StreamWriter, listening: asyncio.Task[None]) -> bool:
+    async def _tell(self, writer: asyncio.StreamWriter, parts: list[asyncio.Task[None]]) -> bool:
         """Tell the process each change, and return True when there is nothing to run any more.
 
-        Returns False when the process is gone.
+        Returns False when the process is gone, or when one of the parts of the call has ended.
         """
         told: Run | None = None
-        while not listening.done():
+        while not any(part.done() for part in parts):
             self._wake.clear()
             run = Run(await self._orders(), cluster_name(self._catalog))
             if run != told:
                 told = run
+                self._told_pulling = None  # the process forgets what links did that were gone
                 writer.write(bridging.line(run))
                 await writer.drain()
             if not run.bridges:
                 return True
             waking = asyncio.create_task(self._wake.wait())
-            await asyncio.wait({waking, listening}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waking, *parts}, return_when=asyncio.FIRST_COMPLETED)
             waking.cancel()
         return False
 
     async def _tell_pulling(self, writer: asyncio.StreamWriter) -> None:
         """Tell the process which links are to take messages."""
-        told: list[Key] | None = None
+        self._told_pulling = None
         while not writer.is_closing():
             await self._has_links.wait()
             keys = await self._demand.pulling(self._links.values())
-            if keys != told and not writer.transport.get_write_buffer_size():
-                told = keys
+            if keys != self._told_pulling and not writer.transport.get_write_buffer_size():
+                self._told_pulling = keys
                 writer.write(bridging.line(Pull(keys)))
             await asyncio.sleep(ASK_S)
 
@@ -315,3 +319,11 @@ class Bridges:
             self._gone.discard(key)
         self._lives[key] = life, value
         return life
+
+
+def _end(part: asyncio.Task[None]) -> None:
+    """End a part of a call of the process, and log why if it has failed."""
+    if not part.done():
+        part.cancel()
+    elif not part.cancelled() and (error := part.exception()) is not None:
+        log.error("the process of bridges is called again: internal error", exc_info=error)

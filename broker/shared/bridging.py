@@ -2,9 +2,10 @@
 
 The controller connects to the socket `SOCKET_NAME` in the runtime directory, which starts the
 process, and sends one `Run` after each change: all that is to run, and nothing else. It sends one
-`Pull` after each change of which links of queues are to take messages. The process answers with one
-`Told` after each change of a state. All are lines of JSON. When the connection ends the process
-goes on for a while, because a controller that starts anew connects again.
+`Pull` after each change of which links of queues are to take messages, and one after each `Run`.
+The process answers with one `Told` after each change of a state. All are lines of JSON. When the
+connection ends the process goes on for a while, because a controller that starts anew connects
+again.
 """
 
 from __future__ import annotations

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from shardmq.broker.controller import bridging
@@ -12,8 +17,8 @@ from shardmq.broker.controller.bridging import Bridges
 from shardmq.broker.model import federation
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ParameterPut, QueueDelete, QueuePut, VhostPut
-from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_SET
-from shardmq.broker.shared.bridging import STARTING, TERMINATED
+from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_SET, QueueLink
+from shardmq.broker.shared.bridging import STARTING, TERMINATED, Key, Pull, Run, key_of
 
 
 def federated(catalog: Catalog, vhost: str, *upstreams: str) -> None:
@@ -75,3 +80,57 @@ def test_others_get_the_processor_while_many_upstreams_make_links_of_one_queue()
     )
     assert len(found) - len(pauses) == 250
     assert longest <= federation.STEPS_AT_A_TIME + 1
+
+
+class Process:
+    """The process of bridges, which notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[Run | Pull] = asyncio.Queue()
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            while text := await reader.readline():
+                self.told.put_nowait(msgspec.json.decode(text, type=Run | Pull))
+
+    async def hears(self, kind: type[Run | Pull]) -> Any:
+        """Return what it is told next of this kind."""
+        while True:
+            told = await asyncio.wait_for(self.told.get(), 30)
+            if isinstance(told, kind):
+                return told
+
+
+@pytest.mark.row("J11")
+async def test_a_fault_while_shards_are_asked_makes_a_new_call_and_a_run_is_told_with_a_pull(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bridging, "ASK_S", 0.001)
+    monkeypatch.setattr(bridging, "AGAIN_S", 0.001)
+    catalog = Catalog()
+    federated(catalog, "v", "u")
+    catalog.apply(QueuePut("v", "q", 1, 0))
+    bridges = Bridges(
+        cast(Any, SimpleNamespace(catalog=catalog)), lambda: str(tmp_path), cast(Any, None)
+    )
+    process = Process()
+    faults = ["once"]
+
+    async def pulling(links: Iterable[QueueLink]) -> list[Key]:
+        if faults:
+            raise RuntimeError(faults.pop())
+        return [key_of(link) for link in links]
+
+    monkeypatch.setattr(bridges._demand, "pulling", pulling)
+    server = await asyncio.start_unix_server(process.talk, tmp_path / bridging.SOCKET_NAME)
+    running = asyncio.create_task(bridges.run())
+    try:
+        first = await process.hears(Pull)
+        assert len(first.keys) == 1 and "RuntimeError: once" in caplog.text
+        catalog.apply(ParameterPut("v", UPSTREAM, "u", {"uri": "amqp://other"}))
+        bridges.changed([ParameterPut("v", UPSTREAM, "u", {})])
+        assert (await process.hears(Run)).bridges[0].life == 1
+        assert await process.hears(Pull) == first
+    finally:
+        running.cancel()
+        server.close()

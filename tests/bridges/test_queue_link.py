@@ -15,6 +15,7 @@ from pamqp import base, commands
 from shardmq.bridges.connection import Connection, _frame
 from shardmq.bridges.editing import editor, received_from
 from shardmq.bridges.errors import LinkFailed
+from shardmq.bridges.process import Bridges
 from shardmq.bridges.pump import Pump
 from shardmq.bridges.queue_link import QueueLinkRunner
 from shardmq.broker.amqp.properties import encode_properties, entries, headers_inside, read
@@ -204,6 +205,33 @@ async def test_a_link_consumes_while_the_queue_is_empty_and_looks_after_each_pre
         assert [str(each) for each in failed] == ["destination: gone"]
     finally:
         following.cancel()
+
+
+async def test_a_fault_while_a_link_follows_the_queue_ends_the_try() -> None:
+    runner = QueueLinkRunner(Order(link(), 1), list, lambda: None)
+    failed: list[LinkFailed] = []
+    connection = cast(Connection, SimpleNamespace(blocked=""))  # it cannot be asked
+    runner.pull(True)
+    pump = cast(Pump, SimpleNamespace(end=failed.append))
+    await asyncio.wait_for(runner._follow(connection, connection, pump), 30)
+    assert [str(each) for each in failed] == ["internal error: AttributeError"]
+
+
+async def test_a_link_that_comes_back_waits_until_it_is_told_again_to_take_messages() -> None:
+    bridges = Bridges(cast(Any, SimpleNamespace(runtime_dir="", doors=0)))
+    order = Order(link(reconnect_delay_s=60.0), 1)
+    key = key_of(order.bridge)
+    try:
+        await bridges._run([order], "")
+        bridges._pull(frozenset([key]))
+        runner = bridges._runners[key]
+        assert isinstance(runner, QueueLinkRunner) and runner._pulls
+        await bridges._run([], "")
+        await bridges._run([order], "")
+        runner = bridges._runners[key]
+        assert isinstance(runner, QueueLinkRunner) and not runner._pulls
+    finally:
+        await bridges._run([], "")
 
 
 @pytest.mark.row("J11")
