@@ -137,7 +137,10 @@ class QueueLink(msgspec.Struct, frozen=True, kw_only=True, tag="queue-link"):
 
     @property
     def id(self) -> str:
-        """Return the name of the link in commands: the same for the same ends."""
+        """Return the name of the link in commands: the same for the same ends.
+
+        The ends of another link may have the same id.
+        """
         ends = "\0".join((self.vhost, self.queue, self.upstream, self.upstream_queue))
         return hashlib.sha256(ends.encode()).hexdigest()[:8]
 
@@ -204,7 +207,7 @@ def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
             upstreams.setdefault(put.vhost, _Upstreams()).add(put)
         elif put.component == POLICY and _is_federating(put.value):
             federates.add(put.vhost)
-    seen: set[str] = set()
+    seen: set[tuple[str, str, str, str]] = set()
     steps = 0
     names = sorted(federates & upstreams.keys() & catalog.vhosts.keys())
     for vhost in [catalog.vhosts[name] for name in names]:
@@ -212,8 +215,11 @@ def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
             steps += 1
             if steps % STEPS_AT_A_TIME == 0:
                 yield None
-            if link is not None and link.id not in seen:
-                seen.add(link.id)
+            if link is None:
+                continue
+            ends = link.vhost, link.queue, link.upstream, link.upstream_queue
+            if ends not in seen:
+                seen.add(ends)
                 yield link
 
 

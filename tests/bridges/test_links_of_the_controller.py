@@ -14,6 +14,7 @@ import pytest
 
 from shardmq.broker.controller import bridging
 from shardmq.broker.controller.bridging import Bridges
+from shardmq.broker.controller.management.resources.federation import restart
 from shardmq.broker.model import federation
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ParameterPut, QueueDelete, QueuePut, VhostPut
@@ -134,3 +135,23 @@ async def test_a_fault_while_shards_are_asked_makes_a_new_call_and_a_run_is_told
     finally:
         running.cancel()
         server.close()
+
+
+@pytest.mark.row("J11")
+async def test_links_whose_ids_are_equal_all_run_and_are_started_anew_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(QueueLink, "id", "0badcafe")
+    catalog = Catalog()
+    federated(catalog, "v", "u")
+    for id, name in enumerate("ab", 1):
+        catalog.apply(QueuePut("v", name, id, 0))
+    bridges = bridges_of(catalog)
+    assert [order.life for order in await bridges._orders()] == [0, 0]
+    call = SimpleNamespace(
+        vhost_to_change=lambda: SimpleNamespace(name="v"),
+        part=lambda name: "0badcafe",
+        context=SimpleNamespace(bridges=bridges),
+    )
+    await restart(cast(Any, call))
+    assert [order.life for order in await bridges._orders()] == [1, 1]

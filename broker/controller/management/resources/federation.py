@@ -69,13 +69,14 @@ async def get_down(call: Call) -> Listing:
 
 
 async def restart(call: Call) -> None:
-    """Start a link anew."""
+    """Start a link anew, or all links with the id."""
     vhost, id, bridges = call.vhost_to_change().name, call.part("id"), call.context.bridges
     found = [] if bridges is None else [link for link, _ in bridges.links()]
-    link = next((link for link in found if (link.vhost, link.id) == (vhost, id)), None)
-    if link is None or bridges is None:
+    meant = [link for link in found if link.vhost == vhost and link.id == id]
+    if not meant or bridges is None:
         raise not_found()
-    bridges.restart(key_of(link))
+    for link in meant:
+        bridges.restart(key_of(link))
 
 
 def check_rights(call: Call, vhost: str, component: str, name: str, value: Any) -> None:
