@@ -232,8 +232,8 @@ def _of_vhost(vhost: Vhost, upstreams: _Upstreams) -> Iterator[QueueLink | None]
     """Yield the links of a vhost, and None for each queue that is looked at."""
     for queue in list(vhost.queues.values()):
         yield None
-        if not is_federable(queue):
-            continue
+        if not is_federable(queue) or vhost.shard_queues(queue.name):
+            continue  # consumers of a name that is a virtual queue's too are those of the latter
         applied = vhost.policies_of(queue)
         if not applied.policy:
             continue
@@ -254,8 +254,10 @@ def virtual_queue(vhost: Vhost, exchange: str) -> QueuePut | None:
 
     Returns None if it is one of streams, which are not federated, or if there is none.
     """
-    parts, put = vhost.parts(exchange), vhost.exchanges.get(exchange)
-    if put is None or any(queue_kind(part.arguments) == "stream" for part in parts):
+    if not vhost.shard_queues(exchange):
+        return None
+    parts, put = vhost.parts(exchange), vhost.exchanges[exchange]
+    if any(queue_kind(part.arguments) == "stream" for part in parts):
         return None
     arguments = put.arguments.get(SHARD_ARGUMENTS)
     return QueuePut(

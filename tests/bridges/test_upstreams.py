@@ -144,6 +144,9 @@ def test_a_virtual_queue_is_federated_as_one_queue_unless_it_is_of_streams() -> 
     ]
     [link] = federation.links(catalog_of(*made, *parts))
     assert (link.queue, link.is_virtual, link.arguments) == ("e", True, shard_arguments)
+    plain = QueuePut("/", "e", 9, 0)  # of which consumers see nothing
+    assert federation.links(catalog_of(*made, *parts, plain)) == [link]
+    assert federation.virtual_queue(catalog_of(plain).vhosts["/"], "e") is None
     stream = QueuePut("/", "e-3", 3, 0, arguments={"x-queue-type": "stream"}, part=ShardOf("e", 2))
     assert federation.links(catalog_of(*made, *parts, stream)) == []
     assert federation.links(catalog_of(*made)) == []
