@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from shardmq.broker.controller.authority import Authority
-from shardmq.broker.controller.demand import ASK_S, Demand
+from shardmq.broker.controller.demand import Demand, rest_s
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
@@ -216,11 +216,13 @@ class Bridges:
         self._told_pulling = None
         while not writer.is_closing():
             await self._has_links.wait()
+            began = time.monotonic()
             keys = await self._demand.pulling(self._links.values())
+            took_s = time.monotonic() - began
             if keys != self._told_pulling and not writer.transport.get_write_buffer_size():
                 self._told_pulling = keys
                 writer.write(bridging.line(Pull(keys)))
-            await asyncio.sleep(ASK_S)
+            await asyncio.sleep(rest_s(took_s))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Take the states that the process tells."""

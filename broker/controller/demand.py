@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import chain
 from typing import Final
 
 from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
@@ -23,8 +24,16 @@ from shardmq.broker.shared.bridging import Key, key_of
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.messages import ConsumerStats, StatsReply
 
-ASK_S: Final = 0.2  # shards are asked so often
+# Shards are asked so often, or less often if it takes longer than one part in REST_SHARE of that.
+ASK_S, ASK_S_MAX = 0.2, 5.0
+REST_SHARE: Final = 20
 ANSWER_S_MAX: Final = 2.0
+NO_NUMBERS: Final = 1  # a shard that is asked on leaves out the numbers of its process
+
+
+def rest_s(took_s: float) -> float:
+    """Return how long to wait after an answer of all shards that took so long."""
+    return min(max(ASK_S, REST_SHARE * took_s), ASK_S_MAX)
 
 
 class Demand:
@@ -53,20 +62,13 @@ class Demand:
             for life in known:
                 by_shard.setdefault(life.shard, []).append(life.id)
         replies = await asyncio.gather(
-            *(
-                self._reply(shard, asked[start : start + wire.STATS_QUEUES_MAX])
-                for shard, asked in by_shard.items()
-                for start in range(0, len(asked), wire.STATS_QUEUES_MAX)
-            )
+            *(self._replies(shard, asked) for shard, asked in by_shard.items())
         )
         full: set[int] = set()
         consumers: list[ConsumerStats] = []
-        for reply in replies:
-            if reply is not None:
-                full.update(queue.id for queue in reply.queues if queue.ready)
-                consumers += [
-                    each for each in reply.consumers if each.active and each.priority >= 0
-                ]
+        for reply in chain.from_iterable(replies):
+            full.update(queue.id for queue in reply.queues if queue.ready)
+            consumers += [each for each in reply.consumers if each.active and each.priority >= 0]
         busy = {_name(each) for each in consumers if not each.wants}
         wanted = {each.queue for each in consumers if _name(each) not in busy}
         return [
@@ -77,13 +79,23 @@ class Demand:
             and full.isdisjoint(of)
         ]
 
+    async def _replies(self, shard: int, queues: list[int]) -> list[StatsReply]:
+        """Ask a shard, one part after the other, until it does not answer."""
+        found: list[StatsReply] = []
+        for start in range(0, len(queues), wire.STATS_QUEUES_MAX):
+            reply = await self._reply(shard, queues[start : start + wire.STATS_QUEUES_MAX])
+            if reply is None:
+                break
+            found.append(reply)
+        return found
+
     async def _reply(self, shard: int, queues: list[int]) -> StatsReply | None:
         ready = any(each.number == shard and each.ready for each in self._shards.shards)
         if not ready:
             return None
         try:
             reply = await self._shards.request(
-                shard, lambda number: wire.Stats(number, queues), ANSWER_S_MAX
+                shard, lambda number: wire.Stats(number, queues, passed=NO_NUMBERS), ANSWER_S_MAX
             )
         except ShardSilent:
             return None

@@ -318,7 +318,8 @@ class Stats(Message, tag="stats", frozen=True):
 
     The controller sends Stats. The shard answers with StatsReply about the used queues among
     `queues`. If `queues` is None, the shard answers about the next STATS_QUEUES_MAX used queues: it
-    skips the first `passed` of the queues that were used when `passed` was 0.
+    skips the first `passed` of the queues that were used when `passed` was 0. The reply has the
+    numbers of the process if `passed` is 0.
     """
 
     request: int

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from shardmq.broker.controller import bridging
+from shardmq.broker.controller import bridging, demand
 from shardmq.broker.controller.bridging import Bridges
 from shardmq.broker.controller.management.resources.federation import restart
 from shardmq.broker.model import federation
@@ -106,7 +106,7 @@ class Process:
 async def test_a_fault_while_shards_are_asked_makes_a_new_call_and_a_run_is_told_with_a_pull(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bridging, "ASK_S", 0.001)
+    monkeypatch.setattr(demand, "ASK_S", 0.001)
     monkeypatch.setattr(bridging, "AGAIN_S", 0.001)
     catalog = Catalog()
     federated(catalog, "v", "u")

@@ -19,7 +19,8 @@ from shardmq.bridges.process import Bridges
 from shardmq.bridges.pump import Pump
 from shardmq.bridges.queue_link import QueueLinkRunner
 from shardmq.broker.amqp.properties import encode_properties, entries, headers_inside, read
-from shardmq.broker.controller.demand import Demand
+from shardmq.broker.controller.demand import Demand, rest_s
+from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.model import amqp_uri, shovels
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, QueuePut, ShardOf, VhostPut
@@ -266,14 +267,25 @@ class Shards:
     def __init__(self, queues: dict[int, QueueStats], consumers: list[ConsumerStats]) -> None:
         self.queues, self.consumers = queues, consumers
         self.shards = [SimpleNamespace(number=number, ready=number < 2) for number in range(3)]
+        self.asked: list[int] = []  # how many queues
+        self.silent: set[int] = set()
+        self.answers: dict[int, asyncio.Future[StatsReply]] = {}
 
     def request(self, shard: int, message: Any, wait_s: float) -> asyncio.Future[StatsReply]:
         asked: Stats = message(1)
         assert asked.queues is not None and shard < 2
+        assert asked.passed, "the numbers of the process are not needed"
+        assert shard not in self.answers or self.answers[shard].done(), "one part at a time"
+        self.asked.append(len(asked.queues))
         found = [self.queues[id] for id in asked.queues if id in self.queues]
         consumers = [each for each in self.consumers if each.queue in asked.queues]
-        answer: asyncio.Future[StatsReply] = asyncio.get_running_loop().create_future()
-        answer.set_result(StatsReply(1, found, consumers, {}, 0))
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[StatsReply] = loop.create_future()
+        self.answers[shard] = answer
+        if shard in self.silent:
+            answer.set_exception(ShardSilent("nothing comes"))
+        else:
+            loop.call_soon(answer.set_result, StatsReply(1, found, consumers, {}, 0))
         return answer
 
 
@@ -311,6 +323,26 @@ async def test_links_of_empty_queues_with_active_consumers_of_their_own_are_to_t
                 expected += [key_of(each) for each in links[-2:]]
         demand = Demand(catalog, cast(Any, Shards(stats, consumers)))
         assert await demand.pulling(links) == expected, history
+
+
+@pytest.mark.row("J11")
+async def test_a_shard_is_asked_about_many_queues_part_by_part_until_it_is_silent() -> None:
+    catalog = Catalog()
+    catalog.apply(VhostPut("/"))
+    links = [link(f"q{id}") for id in range(1, 301)]
+    for id, of in enumerate(links, 1):
+        catalog.apply(QueuePut("/", of.queue, id, 0))
+    stats = {id: QueueStats(id) for id in range(1, 301)}
+    consumers = [ConsumerStats(id, 0, 0, id, "t", False, False, 0, True) for id in stats]
+    shards = Shards(stats, consumers)
+    demand = Demand(catalog, cast(Any, shards))
+    assert await demand.pulling(links) == [key_of(each) for each in links]
+    assert shards.asked == [128, 128, 44]
+    shards.silent.add(0)
+    shards.asked.clear()
+    assert await demand.pulling(links) == []
+    assert shards.asked == [128]
+    assert [rest_s(took_s) for took_s in (0.001, 0.1, 60.0)] == [0.2, 2.0, 5.0]
 
 
 @pytest.mark.row("J11")
