@@ -66,7 +66,7 @@ class QueueLinkRunner:
         self._news = asyncio.Event()
         name = f"Federation link (upstream: {link.upstream}, policy: {link.policy})"
         delay_s = max(link.reconnect_delay_s, DELAY_S_MIN)
-        self._tries = Tries(self.state, name, link.vhost, delay_s, doors, tell)
+        self._tries = Tries(self.state, name, link.vhost, delay_s, doors, tell, True)
         self._tries.is_hopeless = self._is_own_loop()
 
     async def run(self) -> None:

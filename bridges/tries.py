@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
+from weakref import WeakValueDictionary
 
 from shardmq.bridges.connection import FRAME_BYTES_MAX, Connection, connect
 from shardmq.bridges.errors import LinkFailed, Unread
@@ -28,6 +30,12 @@ DELAY_S_MIN: Final = 0.1  # before the next try, if there is one
 DELAY_S_MAX: Final = 60.0  # between two tries, if the bridge's own delay is not longer
 # A bridge that ran for so long has not failed at once: the delay begins anew.
 STEADY_S: Final = 60.0
+# A delay that is spread is so much longer or shorter, so that many bridges do not try at once.
+SPREAD: Final = 0.2
+# So many connections to one address are opened at once. Those that wait keep the entry alive.
+OPENING_MAX: Final = 50
+_opening: Final[WeakValueDictionary[tuple[str, int], asyncio.Semaphore]] = WeakValueDictionary()
+REASONS_MAX: Final = 10  # that are known to be in the log
 REFUSED: Final = "the destination refuses messages (basic.nack)"
 
 log = logging.getLogger("bridges")
@@ -41,6 +49,7 @@ class Tries:
         name: The name of its connections.
         vhost: The vhost of the bridge, for the log.
         first_delay_s: The delay after the first failure; 0 for no other try.
+        is_spread: Whether delays are longer or shorter by chance, by up to `SPREAD`.
         doors: Returns the sockets of the front doors of this host, the one to use first.
         tell: Called after each change of `state.state`.
     """
@@ -53,12 +62,14 @@ class Tries:
         first_delay_s: float,
         doors: Callable[[], list[str]],
         tell: Callable[[], None],
+        is_spread: bool = False,
     ) -> None:
         self.state = state
         self.is_hopeless = False  # no other try after a failure
         self.at = {"src": 0, "dest": 0}  # the URI that was used last
         self._name, self._vhost = name, vhost
-        self._first_delay_s = first_delay_s
+        self._first_delay_s, self._is_spread = first_delay_s, is_spread
+        self._logged: set[str] = set()  # why it has failed since it last ran well
         self._doors, self.tell = doors, tell
         self.change(STARTING)
 
@@ -84,17 +95,22 @@ class Tries:
                 error = f"internal error: {type(failed).__name__}"
             if state.moved > moved or time.monotonic() - began > STEADY_S:
                 state.failures = 0
+                self._logged.clear()
             if state.moved == moved:
                 useless()
             state.failures += 1
             delay = 0.0 if is_over or self.is_hopeless else self._delay_s()
-            log.warning(
-                "%s in vhost '%s' failed: %s; %s",
-                self._name,
-                self._vhost,
-                error,
-                f"next try in {delay:g} s" if delay else "it is not tried again",
-            )
+            if error not in self._logged or not delay:
+                if len(self._logged) >= REASONS_MAX:
+                    self._logged.clear()
+                self._logged.add(error)
+                log.warning(
+                    "%s in vhost '%s' failed: %s; %s",
+                    self._name,
+                    self._vhost,
+                    error,
+                    f"next try in {delay:.3g} s" if delay else "it is not tried again",
+                )
             state.error, state.pending, state.retry_in_s = error, 0, delay
             self.change(STARTING if delay else TERMINATED)
             if not delay:
@@ -123,7 +139,8 @@ class Tries:
 
     def _delay_s(self) -> float:
         first = self._first_delay_s and max(self._first_delay_s, DELAY_S_MIN)
-        return min(first * 2.0 ** min(self.state.failures - 1, 20), max(first, DELAY_S_MAX))
+        delay = min(first * 2.0 ** min(self.state.failures - 1, 20), max(first, DELAY_S_MAX))
+        return delay * random.uniform(1 - SPREAD, 1 + SPREAD) if self._is_spread else delay
 
     # -- connections -------------------------------------------------------------------------------
 
@@ -152,9 +169,13 @@ class Tries:
     async def _open(self, uri: amqp_uri.AmqpUri, frame_bytes_max: int) -> Connection:
         doors = self._doors() if uri.is_here else [""]
         error = LinkFailed("no front door is there")
+        opening = _opening.setdefault((uri.host, uri.port), asyncio.Semaphore(OPENING_MAX))
         for door in doors:
             try:
-                return await connect(uri, self._name, path=door, frame_bytes_max=frame_bytes_max)
+                async with opening:
+                    return await connect(
+                        uri, self._name, path=door, frame_bytes_max=frame_bytes_max
+                    )
             except LinkFailed as failed:
                 error = failed
         raise error
