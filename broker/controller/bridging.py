@@ -22,6 +22,8 @@ from shardmq.broker.controller.demand import Demand, rest_s
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
+    CLUSTER_NAME,
+    GLOBAL,
     AnyChange,
     ExchangeDelete,
     ParameterDelete,
@@ -30,7 +32,15 @@ from shardmq.broker.model.changes import (
     QueuePut,
     VhostDelete,
 )
-from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_SET, QueueLink, walk
+from shardmq.broker.model.federation import (
+    UPSTREAM,
+    UPSTREAM_SET,
+    QueueLink,
+    federating_vhosts,
+    is_federating,
+    walk,
+)
+from shardmq.broker.model.policies import POLICY
 from shardmq.broker.model.shovels import PAUSED, SHOVEL, obstacle, read
 from shardmq.broker.shared import bridging
 from shardmq.broker.shared.bridging import (
@@ -50,7 +60,7 @@ from shardmq.broker.shared.cluster_name import cluster_name
 
 # After a failure the process is called again so much later, at first and at most.
 AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
-# Changes that may change what is to run, and those that may while there are upstreams.
+# Changes that may change what is to run, and those that may in vhosts with federated queues.
 _CHANGES: Final = frozenset((ParameterPut, ParameterDelete, VhostDelete))
 _QUEUES: Final = frozenset((QueuePut, QueueDelete, ExchangeDelete))
 GONE_KEPT_MAX: Final = 1000
@@ -77,7 +87,8 @@ class Bridges:
         self._links: dict[Key, QueueLink] = {}  # that are asked for, LINKS_MAX at most
         self._beyond: QueueLink | None = None  # the first link that is one too many
         self._has_links = asyncio.Event()
-        self._has_upstreams = True
+        self._vhosts: frozenset[str] = frozenset()  # whose policies federate
+        self._is_stale = True  # the links are to be looked for
         self._rest_s = 0.0  # until the links are looked for because queues have changed
         self._later: asyncio.TimerHandle | None = None
         self._runtime_dir = runtime_dir
@@ -93,16 +104,41 @@ class Bridges:
 
     def changed(self, changes: list[AnyChange]) -> None:
         """Follow changes of the catalog."""
-        if self._wake.is_set():
-            return
         kinds = set(map(type, changes))
         if not _CHANGES.isdisjoint(kinds):
-            self._wake.set()
-        elif self._has_upstreams and self._later is None and not _QUEUES.isdisjoint(kinds):
+            for change in changes:
+                if self._changes_links(change):
+                    self._is_stale = True
+                    self._wake.set()
+                elif _changes_orders(change):
+                    self._wake.set()
+        if not self._vhosts or self._later is not None or _QUEUES.isdisjoint(kinds):
+            return
+        if any(
+            isinstance(change, QueuePut | QueueDelete | ExchangeDelete)
+            and change.vhost in self._vhosts
+            for change in changes
+        ):
             self._later = asyncio.get_running_loop().call_later(self._rest_s, self._rested)
+
+    def _changes_links(self, change: AnyChange) -> bool:
+        """Return whether a change that is not of a queue may change which links there are."""
+        match change:
+            case VhostDelete():
+                return change.name in self._vhosts
+            case ParameterPut(component=component) | ParameterDelete(component=component):
+                return component in (UPSTREAM, UPSTREAM_SET) or (
+                    component == POLICY
+                    and (
+                        change.vhost in self._vhosts
+                        or (isinstance(change, ParameterPut) and is_federating(change.value))
+                    )
+                )
+        return False
 
     def _rested(self) -> None:
         self._later = None
+        self._is_stale = True
         self._wake.set()
 
     def parameters(self) -> Iterator[ParameterPut]:
@@ -283,13 +319,10 @@ class Bridges:
 
     async def _find_links(self) -> None:
         """Find the links that are asked for, and let others have the processor meanwhile."""
-        self._has_upstreams = any(
-            put.component in (UPSTREAM, UPSTREAM_SET) for put in self._catalog.parameters.values()
-        )
-        if not self._has_upstreams:
-            self._links, self._beyond = {}, None
-            self._has_links.clear()
+        if not self._is_stale:
             return
+        self._is_stale = False
+        self._vhosts = frozenset(federating_vhosts(self._catalog))
         found: dict[Key, QueueLink] = {}
         beyond = None
         took, began = 0.0, time.monotonic()
@@ -321,6 +354,18 @@ class Bridges:
             self._gone.discard(key)
         self._lives[key] = life, value
         return life
+
+
+def _changes_orders(change: AnyChange) -> bool:
+    """Return whether a change may change which shovels run, or what bridges are told besides."""
+    match change:
+        case VhostDelete():
+            return True
+        case ParameterPut() | ParameterDelete():
+            return change.component in (SHOVEL, PAUSED) or (
+                change.component == GLOBAL and change.name == CLUSTER_NAME
+            )
+    return False
 
 
 def _end(part: asyncio.Task[None]) -> None:

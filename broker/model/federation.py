@@ -201,12 +201,10 @@ def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
     that are new then may be missing, so the caller walks again after a change.
     """
     upstreams: dict[str, _Upstreams] = {}
-    federates: set[str] = set()
+    federates = federating_vhosts(catalog)
     for put in catalog.parameters.values():
-        if put.component in (UPSTREAM, UPSTREAM_SET):
+        if put.component in (UPSTREAM, UPSTREAM_SET) and put.vhost in federates:
             upstreams.setdefault(put.vhost, _Upstreams()).add(put)
-        elif put.component == POLICY and _is_federating(put.value):
-            federates.add(put.vhost)
     seen: set[tuple[str, str, str, str]] = set()
     steps = 0
     names = sorted(federates & upstreams.keys() & catalog.vhosts.keys())
@@ -223,7 +221,17 @@ def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
                 yield link
 
 
-def _is_federating(policy: Any) -> bool:
+def federating_vhosts(catalog: Catalog) -> set[str]:
+    """Return the vhosts that have a policy with a key of federation."""
+    return {
+        put.vhost
+        for put in catalog.parameters.values()
+        if put.component == POLICY and is_federating(put.value)
+    }
+
+
+def is_federating(policy: Any) -> bool:
+    """Return whether the value of a policy has a key of federation."""
     definition = policy.get("definition") if isinstance(policy, dict) else None
     return isinstance(definition, dict) and any(key in definition for key in POLICY_KEYS)
 

@@ -17,8 +17,21 @@ from shardmq.broker.controller.bridging import Bridges
 from shardmq.broker.controller.management.resources.federation import restart
 from shardmq.broker.model import federation
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import ParameterPut, QueueDelete, QueuePut, VhostPut
+from shardmq.broker.model.changes import (
+    CLUSTER_NAME,
+    GLOBAL,
+    AnyChange,
+    BindingPut,
+    ExchangeDelete,
+    ParameterDelete,
+    ParameterPut,
+    QueueDelete,
+    QueuePut,
+    VhostDelete,
+    VhostPut,
+)
 from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_SET, QueueLink
+from shardmq.broker.model.shovels import PAUSED, SHOVEL
 from shardmq.broker.shared.bridging import STARTING, TERMINATED, Key, Pull, Run, key_of
 
 
@@ -60,11 +73,13 @@ async def test_no_more_links_are_made_than_run_and_one_says_that_there_are_more(
     assert "more than 2 links" in bridges.links()[-1][1].error
     federated(catalog, "before", "u")
     catalog.apply(QueuePut("before", "q", 5, 0))
+    bridges.changed([ParameterPut("before", UPSTREAM, "u", {})])
     assert len(await bridges._orders()) == 2
     assert listed(bridges)[1:] == [("v", "a", STARTING), ("v", "b", TERMINATED)], "b ran before"
     for name in "ab":
         catalog.apply(QueueDelete("v", name))
     catalog.apply(QueueDelete("v", "c"))
+    bridges.changed([ParameterPut("v", UPSTREAM, "u", {})])
     await bridges._orders()
     assert listed(bridges) == [("before", "q", STARTING), ("v", "d", STARTING)]
 
@@ -155,3 +170,58 @@ async def test_links_whose_ids_are_equal_all_run_and_are_started_anew_together(
     )
     await restart(cast(Any, call))
     assert [order.life for order in await bridges._orders()] == [1, 1]
+
+
+async def test_links_are_looked_for_after_changes_that_matter_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalog = Catalog()
+    federated(catalog, "v", "u")
+    catalog.apply(VhostPut("other"))
+    looks = []
+    walk = bridging.walk
+    monkeypatch.setattr(bridging, "walk", lambda catalog: looks.append(1) or walk(catalog))
+    bridges = bridges_of(catalog)
+    await bridges._orders()
+    federates = {"pattern": "", "definition": {UPSTREAM: "u"}}
+    limits = {"pattern": "", "definition": {"max-length": 1}}
+
+    async def found(*changes: AnyChange) -> tuple[bool, bool]:
+        """Return whether the bridges are told anew at once, and links are looked for."""
+        looks.clear()
+        bridges._wake.clear()
+        bridges.changed(list(changes))
+        if bridges._later is not None:
+            while not bridges._wake.is_set():
+                await asyncio.sleep(0)
+        wakes = bridges._wake.is_set()
+        await bridges._orders()
+        return wakes, bool(looks)
+
+    monkeypatch.setattr(bridging, "REST_SHARE", 0)
+    await found(ParameterPut("v", UPSTREAM, "u", {}))
+    assert [
+        await found(ParameterPut("other", "policy", "p", limits)),
+        await found(ParameterDelete("other", "policy", "p")),
+        await found(ParameterPut("v", "vhost-limits", "limits", {})),
+        await found(ParameterPut("", GLOBAL, "any", 1)),
+        await found(QueuePut("other", "q", 1, 0)),
+        await found(BindingPut("v", "e", "queue", "q", "")),
+    ] == [(False, False)] * 6
+    assert [
+        await found(ParameterPut("other", SHOVEL, "s", {})),
+        await found(ParameterDelete("other", PAUSED, "s")),
+        await found(ParameterPut("", GLOBAL, CLUSTER_NAME, "c")),
+        await found(VhostDelete("other")),
+    ] == [(True, False)] * 4
+    assert [
+        await found(ParameterPut("v", "policy", "p", limits)),
+        await found(ParameterPut("other", "policy", "p", federates)),
+        await found(ParameterDelete("v", "policy", "p")),
+        await found(ParameterDelete("other", UPSTREAM_SET, "s")),
+        await found(ParameterPut("other", UPSTREAM, "u", {})),
+        await found(QueuePut("v", "q", 1, 0)),
+        await found(QueueDelete("v", "q")),
+        await found(ExchangeDelete("v", "e")),
+        await found(VhostDelete("v")),
+    ] == [(True, True)] * 9
