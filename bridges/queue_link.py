@@ -133,7 +133,7 @@ class QueueLinkRunner:
             Relay(
                 link.queue.encode() if link.is_virtual else b"",
                 None if link.is_virtual else link.queue.encode(),
-                mode.confirms,  # mandatory: a queue that is gone is told of, and ends the try
+                True,  # mandatory: a queue that is gone is told of, and ends the try
                 edit,
                 upstream.frame_bytes_max,
                 with_names=True,

@@ -12,12 +12,14 @@ from typing import Any, cast
 import pytest
 from pamqp import base, commands
 
+from shardmq.bridges import queue_link
 from shardmq.bridges.connection import Connection, _frame
 from shardmq.bridges.editing import editor, received_from
 from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.process import Bridges
 from shardmq.bridges.pump import Pump
 from shardmq.bridges.queue_link import QueueLinkRunner
+from shardmq.broker.amqp.methods import encode_method
 from shardmq.broker.amqp.properties import encode_properties, entries, headers_inside, read
 from shardmq.broker.controller.demand import Demand, rest_s
 from shardmq.broker.controller.peers.shard_links import ShardSilent
@@ -27,6 +29,7 @@ from shardmq.broker.model.changes import ExchangePut, QueuePut, ShardOf, VhostPu
 from shardmq.broker.model.federation import QueueLink
 from shardmq.broker.shared.bridging import Order, key_of
 from shardmq.shardd.wire.messages import ConsumerStats, QueueStats, Stats, StatsReply
+from tests.bridges import test_hostile_peers
 from tests.bridges.test_hostile_peers import NEVER, Peer
 from tests.reference.relay import short
 
@@ -257,6 +260,38 @@ async def test_an_upstream_without_priorities_of_consumers_is_refused(tmp_path: 
         assert 40.0 <= runner.state.retry_in_s <= 60.0
     finally:
         running.cancel()
+        server.close()
+        there.close()
+
+
+@pytest.mark.parametrize("ack_mode", ["on-confirm", "on-publish", "no-ack"])
+async def test_a_link_hears_of_a_queue_that_is_gone_whatever_its_mode(
+    ack_mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = commands.Connection.Start(
+        server_properties={"capabilities": {queue_link.NEEDED: True}},
+        mechanisms="PLAIN",
+        locales="en_US",
+    )
+    monkeypatch.setattr(test_hostile_peers, "START", encode_method(start))
+    mandatory = []
+
+    def relay(exchange: bytes, key: bytes, is_mandatory: bool, *more: Any, **names: Any) -> None:
+        mandatory.append(is_mandatory)
+        raise LinkFailed("seen")
+
+    monkeypatch.setattr(queue_link, "Relay", relay)
+    here, there = Peer(NEVER, b""), Peer(NEVER, b"")
+    path = str(tmp_path / "door")
+    server = await asyncio.start_unix_server(here._talk, path)
+    await there.serve()
+    order = Order(link(uri=f"amqp://127.0.0.1:{there.port}", ack_mode=ack_mode), 1)
+    runner = QueueLinkRunner(order, lambda: [path], lambda: None)
+    try:
+        with pytest.raises(LinkFailed, match="seen"):
+            await asyncio.wait_for(runner._run_once(), 30)
+        assert mandatory == [True]
+    finally:
         server.close()
         there.close()
 
