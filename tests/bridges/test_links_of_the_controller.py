@@ -14,7 +14,7 @@ import pytest
 
 from shardmq.broker.controller import bridging, demand
 from shardmq.broker.controller.bridging import Bridges
-from shardmq.broker.controller.management.resources.federation import restart
+from shardmq.broker.controller.management.resources.federation import restart, row
 from shardmq.broker.model import federation
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
@@ -32,7 +32,16 @@ from shardmq.broker.model.changes import (
 )
 from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_SET, QueueLink
 from shardmq.broker.model.shovels import PAUSED, SHOVEL
-from shardmq.broker.shared.bridging import STARTING, TERMINATED, Key, Pull, Run, key_of
+from shardmq.broker.shared.bridging import (
+    RUNNING,
+    STARTING,
+    TERMINATED,
+    BridgeState,
+    Key,
+    Pull,
+    Run,
+    key_of,
+)
 
 
 def federated(catalog: Catalog, vhost: str, *upstreams: str) -> None:
@@ -225,3 +234,19 @@ async def test_links_are_looked_for_after_changes_that_matter_and_no_others(
         await found(ExchangeDelete("v", "e")),
         await found(VhostDelete("v")),
     ] == [(True, True)] * 9
+
+
+@pytest.mark.row("J11")
+async def test_a_link_that_runs_shows_why_the_broker_takes_no_messages() -> None:
+    catalog = Catalog()
+    federated(catalog, "v", "u")
+    catalog.apply(QueuePut("v", "q", 1, 0))
+    bridges = bridges_of(catalog)
+    [order] = await bridges._orders()
+    key = key_of(order.bridge)
+    shown = []
+    for word in (RUNNING, STARTING):
+        bridges._states[key] = BridgeState(key=key, life=0, state=word, blocked="low on disk")
+        [(link, state)] = bridges.links()
+        shown.append(row(link, state, "node")["blocked"])
+    assert shown == ["low on disk", ""]

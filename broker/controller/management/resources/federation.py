@@ -47,6 +47,7 @@ def row(link: QueueLink, state: BridgeState, node: str) -> dict[str, Any]:
         "failures": state.failures,
         "retry_in_s": state.retry_in_s,
         "is_pulling": state.pulls and state.state == RUNNING,
+        "blocked": state.blocked if state.state == RUNNING else "",
     }
 
 

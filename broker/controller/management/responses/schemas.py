@@ -75,7 +75,7 @@ ROWS: Final[dict[str, str]] = {
     "FederationLink": (
         "node:str vhost:str id:str type:str upstream:str policy:str queue:str upstream_queue:str "
         "uri:str status:str timestamp:str error:str message_count:int message_bytes:int "
-        "refused:int pending:int failures:int retry_in_s:num is_pulling:bool"
+        "refused:int pending:int failures:int retry_in_s:num is_pulling:bool blocked:str"
     ),
     "VhostLimits": "vhost:str value:map",
     "UserLimits": "user:str value:map",

@@ -39,8 +39,9 @@ export function federation(page) {
 }
 
 /** Why a link does not move messages, and when it tries again. */
-function reason({ error, retry_in_s: wait }) {
-  return error ? h("small", { class: "under" }, wait ? `${error}; next try after ${format.duration(wait)}` : error) : null;
+function reason({ error, blocked, retry_in_s: wait }) {
+  const text = error || (blocked ? `This broker takes no messages: ${blocked}` : "");
+  return text ? h("small", { class: "under" }, wait ? `${text}; next try after ${format.duration(wait)}` : text) : null;
 }
 
 function restart(page, row) {
