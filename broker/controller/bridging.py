@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -32,10 +33,12 @@ from shardmq.broker.model.changes import (
     QueuePut,
     VhostDelete,
 )
+from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.federation import (
     UPSTREAM,
     UPSTREAM_SET,
     QueueLink,
+    faults,
     federating_vhosts,
     is_federating,
     walk,
@@ -68,6 +71,8 @@ GONE_KEPT_MAX: Final = 1000
 REST_SHARE: Final = 20
 REST_S_MAX: Final = 10.0
 LINKS_MAX: Final = 5000
+FAULTS_LOGGED_MAX: Final = 100  # of upstreams, when the controller starts
+FAULT_CHARS_MAX: Final = 500
 TOO_MANY: Final = "there are more than {} links: this one and others behind it do not run"
 
 Name = tuple[str, str]  # of a shovel: vhost and name
@@ -194,6 +199,7 @@ class Bridges:
     async def run(self) -> None:
         """Call the process while there is something to run, until cancelled."""
         wait_s = AGAIN_S
+        self._log_faults()
         self._wake.set()
         while True:
             await self._wake.wait()
@@ -225,6 +231,23 @@ class Bridges:
             self._wake.set()
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, AGAIN_S_MAX)
+
+    def _log_faults(self) -> None:
+        """Log which upstreams make no links: an older release has kept them unchecked."""
+        broken = (
+            (put, fault)
+            for put in self._catalog.parameters.values()
+            if put.component in (UPSTREAM, UPSTREAM_SET)
+            for fault in islice(faults(put.component, put.name, put.value), 1)
+        )
+        for put, fault in islice(broken, FAULTS_LOGGED_MAX):
+            log.warning(
+                "%s '%s' in vhost '%s' makes no links: %s",
+                put.component,
+                put.name,
+                put.vhost,
+                cut(fault, FAULT_CHARS_MAX),
+            )
 
     async def _tell(self, writer: asyncio.StreamWriter, parts: list[asyncio.Task[None]]) -> bool:
         """Tell the process each change, and return True when there is nothing to run any more.

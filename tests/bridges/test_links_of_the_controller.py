@@ -250,3 +250,18 @@ async def test_a_link_that_runs_shows_why_the_broker_takes_no_messages() -> None
         [(link, state)] = bridges.links()
         shown.append(row(link, state, "node")["blocked"])
     assert shown == ["low on disk", ""]
+
+
+async def test_upstreams_with_faults_are_named_when_the_controller_starts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    catalog = Catalog()
+    federated(catalog, "v", "good")
+    catalog.apply(ParameterPut("v", UPSTREAM, "bad", {"uri": "http://me:secret@h"}))
+    catalog.apply(ParameterPut("v", UPSTREAM_SET, "set", {}))
+    bridges_of(catalog)._log_faults()
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" makes no links: ")[0] for line in said] == [
+        "federation-upstream 'bad' in vhost 'v'", "federation-upstream-set 'set' in vhost 'v'",
+    ]  # fmt: skip
+    assert "secret" not in caplog.text
