@@ -35,6 +35,12 @@ PARAMETERS: Final = {
     "federation": "nothing reads it: each upstream is a parameter federation-upstream",
 }
 ONLY_QUEUES: Final = "exchanges are not federated, only queues are"
+# By what a policy applies to, why a key of federation has no effect, or none for some.
+UNFEDERATED: Final = {
+    "all": ONLY_QUEUES,
+    "exchanges": ONLY_QUEUES,
+    "streams": "streams are not federated",
+}
 # Keys of upstreams that only links of exchanges would use.
 OF_EXCHANGES: Final = (
     "exchange", "max-hops", "expires", "message-ttl", "queue-type", "resource-cleanup-mode",
@@ -153,8 +159,8 @@ def _in_parameter(put: ParameterPut) -> Iterator[KeptWithoutEffect]:
         definition = put.value.get("definition") if isinstance(put.value, dict) else None
         for key in definition if isinstance(definition, dict) else ():
             why = table.TABLE.keys_without_effect.get(key)
-            if key in POLICY_KEYS and put.value.get("apply-to", "all") in ("all", "exchanges"):
-                why = ONLY_QUEUES
+            if key in POLICY_KEYS:
+                why = UNFEDERATED.get(str(put.value.get("apply-to", "all")), why)
             if why:
                 yield KeptWithoutEffect(KEY, key, why, f"{put.component.replace('_', ' ')} {thing}")
     elif put.component in (UPSTREAM, UPSTREAM_SET):

@@ -99,6 +99,12 @@ def test_the_sentence_names_what_and_where_and_why() -> None:
         ParameterPut(
             "v",
             "policy",
+            "streams",
+            {"pattern": "", "definition": {"federation-upstream": "u"}, "apply-to": "streams"},
+        ),
+        ParameterPut(
+            "v",
+            "policy",
             "mirrored",
             {"pattern": "", "definition": {"ha-mode": "all", "max-length": 5}},
         ),
@@ -111,6 +117,8 @@ def test_the_sentence_names_what_and_where_and_why() -> None:
         "exchanges are not federated, only queues are",
         "parameter federation of 'local-username' in vhost '/' is kept without effect: nothing "
         "reads it: each upstream is a parameter federation-upstream",
+        "policy key federation-upstream of policy 'streams' in vhost 'v' is kept without effect: "
+        "streams are not federated",
         "policy key federation-upstream-set of policy 'all' in vhost '/' is kept without effect: "
         "exchanges are not federated, only queues are",
         "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: "
