@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -63,6 +64,56 @@ def ready(broker: RealBroker, queue: str) -> int:
         return int(declared.method.message_count)
 
 
+def entered(broker: RealBroker, vhost: str) -> pika.BlockingConnection:
+    return pika.BlockingConnection(pika.URLParameters(f"{uri(broker)}/{quote(vhost, safe='')}"))
+
+
+def publish(broker: RealBroker, queue: str, vhost: str, body: bytes) -> None:
+    """Publish a message, and return when it is in its queue."""
+    with entered(broker, vhost) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", queue, body)
+
+
+@contextmanager
+def busy(broker: RealBroker, queue: str, vhost: str) -> Iterator[None]:
+    """Have a consumer with a prefetch of 1 that holds a message, and acknowledges it at the end."""
+    publish(broker, queue, vhost, b"held")
+    with entered(broker, vhost) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=1)
+        method, _, body = next(channel.consume(queue))
+        assert body == b"held"
+        yield
+        channel.basic_ack(method.delivery_tag)
+        channel.cancel()
+
+
+@contextmanager
+def looked_at(broker: RealBroker, queue: str) -> Iterator[None]:
+    """Wait until the controller has looked which links are to take messages, and again at the end.
+
+    Another queue with an idle consumer shows that: what a link is to do is told of all at once.
+    """
+    other = f"{queue}-idle"
+    with connected(broker) as connection:
+        channel = connection.channel()
+        channel.queue_declare(other, durable=True)
+        tag = channel.basic_consume(other, lambda *delivery: None)
+        federate(broker, other, uri="amqp:///%2F", queue=f"{other}-source")
+        try:
+            wait_for(broker, other, is_pulling=True)
+            yield
+            channel.basic_cancel(tag)
+            wait_for(broker, other, is_pulling=False)
+        finally:
+            for path in (f"policies/%2F/{other}", f"parameters/federation-upstream/%2F/{other}"):
+                call(broker, "DELETE", path)
+            for name in (other, f"{other}-source"):
+                channel.queue_delete(name)
+
+
 @pytest.mark.row("J11")
 @pytest.mark.parametrize("ack_mode", ["on-confirm", "on-publish", "no-ack"])
 def test_messages_come_in_order_while_a_consumer_waits_and_stay_upstream_otherwise(
@@ -88,6 +139,8 @@ def test_messages_come_in_order_while_a_consumer_waits_and_stay_upstream_otherwi
     }
     wait_for(broker, queue, is_pulling=False, message_count=len(BODIES), pending=0)
     fill(upstream, queue, [b"later"])
+    with looked_at(broker, queue):
+        pass
     assert (ready(upstream, queue), ready(broker, queue)) == (1, 0)
     assert taken(broker, queue, 1)[0][1] == b"later"
     assert ready(upstream, queue) == 0
@@ -109,12 +162,34 @@ def test_a_consumer_that_is_busy_leaves_most_messages_upstream(
         def has_stopped() -> bool:
             seen[:] = links(broker, queue)
             link = seen[0]
-            return bool(link["message_count"] and not link["is_pulling"] and not link["pending"])
+            left = MANY - link["message_count"]
+            return bool(left < MANY and not link["is_pulling"] and ready(upstream, queue) == left)
 
         wait_until(has_stopped, "the link has stopped")
-        assert ready(upstream, queue) == MANY - seen[0]["message_count"] > MANY / 2
+        assert ready(upstream, queue) > MANY / 2
         channel.basic_ack(method.delivery_tag)
         assert next(channel.consume(queue))[2] == b"1"
+
+
+@pytest.mark.row("J11")
+def test_a_consumer_that_holds_all_it_may_does_not_make_a_link_take_messages(
+    broker: RealBroker, upstream: RealBroker, queue: str
+) -> None:
+    with connected(broker) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=1)
+        channel.basic_publish("", queue, b"here")
+        method, _, body = next(channel.consume(queue))
+        assert body == b"here"
+        fill(upstream, queue, BODIES[:20])
+        federate(broker, queue, uri=uri(upstream))
+        wait_for(broker, queue, status="running")
+        with looked_at(broker, queue):
+            [link] = links(broker, queue)
+            assert (link["is_pulling"], link["message_count"]) == (False, 0)
+        assert ready(upstream, queue) == 20
+        channel.basic_ack(method.delivery_tag)
+        assert next(channel.consume(queue))[2] == BODIES[0]
 
 
 @pytest.mark.row("J11")
@@ -142,6 +217,14 @@ def test_vhosts_that_federate_from_each_other_pass_nothing_to_and_fro_for_nobody
         federate(broker, queue, vhosts[1], uri="amqp:///%2F")
         for vhost in vhosts:
             wait_for(broker, queue, vhost, status="running")
+        with busy(broker, queue, "/"), busy(broker, queue, vhosts[1]):
+            publish(broker, queue, "/", b"stays")
+            with looked_at(broker, queue):
+                pass
+            for vhost in vhosts:
+                [link] = links(broker, queue, vhost)
+                assert (link["is_pulling"], link["message_count"]) == (False, 0)
+            assert taken(broker, queue, 1)[0][1] == b"stays"
         with connected(broker) as connection:
             channel = connection.channel()
             channel.basic_consume(queue, lambda channel, method, properties, body: None)
