@@ -1,7 +1,6 @@
-"""Start a broker of two nodes and one alone, and say what a message costs whose queue is elsewhere.
+"""Start the clusters that are measured, each node with a shard.
 
-The generator's queue is named so that it lies on the node that is wanted. Of a node with its own
-queue only the node counts; with the queue elsewhere both nodes count. etcd never does.
+The generator's queue is named so that it lies on the node that is wanted. etcd never counts.
 """
 
 from __future__ import annotations
@@ -14,54 +13,42 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from brokers import OWN_NAME, own_broker
 from generator import RunFailed, Target
-from load.families import ALONE, ELSEWHERE, ON_ONE_NODE
+from load.families import ALONE, BY_COPIES, ELSEWHERE
+from prometheus_client.parser import text_string_to_metric_families
 
 from shardmq.broker.routing.placement import place
 
 ETCD_S_MAX = 20.0
+IN_SYNC_S_MAX = 60.0
+ANSWER_S_MAX = 10.0
 LOOK_S = 0.05
 END_S_MAX = 10.0
-ADDRESSES = ("127.0.0.2", "127.0.0.3")
 PREFIXES_MAX = 1000
-MODEL_NODES = (1, 2, 3, 4, 8, 16, 32, 64)
-MODEL_CORES = 8
-SIZES = {"small": 16, "kib": 1024}  # scenarios that differ in the bytes of a body alone
+IN_SYNC, SENT_BYTES = "shardmq_replica_in_sync", "shardmq_replica_sent_bytes_total"
+STORED = "shardmq_shard_appended_messages_total"
+ONE_SHARD = ("--shards", "1", "--front-doors", "1")
 
 
 @contextmanager
-def nodes_and_alone(data_parent: Path | None) -> Iterator[tuple[Target, Target, Target]]:
-    """Run two nodes with a shard each and a broker with one shard.
+def nodes_and_alone(data_parent: Path | None) -> Iterator[tuple[Target, ...]]:
+    """Run two nodes without copies of messages, and a broker alone, with a shard each.
 
     The targets are a node that has the queue, the broker alone, and a node whose queue lies on the
-    other one.
+    other one. Of a node with its own queue only the node counts; with the queue elsewhere both do.
     """
-    one_shard = ("--shards", "1", "--front-doors", "1")
     with ExitStack() as running:
-        endpoint = running.enter_context(etcd())
-        secret = secrets.token_urlsafe()
-        nodes = [
-            running.enter_context(
-                own_broker(
-                    data_parent,
-                    flags=(
-                        *one_shard, "--bind", address, "--address", address, "--etcd", endpoint,
-                        "--cluster-name", "bench", "--node", f"node-{index}",
-                    ),
-                    variables={"SHARDMQ_CLUSTER_SECRET": secret, "SHARDMQ_CLUSTER_PORT": "0"},
-                )
-            )
-            for index, address in enumerate(ADDRESSES)
-        ]  # fmt: skip
-        alone = running.enter_context(own_broker(data_parent, flags=one_shard))
-        # The first node has shard 0, the second shard 1, in the order of their starts.
-        near, far = ((f"--prefix={prefix_at(shard)}",) for shard in range(2))
+        nodes = running.enter_context(cluster(data_parent, nodes=2, copies=1))
+        alone = running.enter_context(own_broker(data_parent, flags=ONE_SHARD))
+        near, far = ((f"--prefix={prefix_at(shard, of=2)}",) for shard in range(2))
         other = nodes[1].pid
         assert other is not None
         yield (
@@ -71,10 +58,82 @@ def nodes_and_alone(data_parent: Path | None) -> Iterator[tuple[Target, Target, 
         )
 
 
-def prefix_at(shard: int) -> str:
-    """Return a prefix with which the generator's first queue lies on this shard of two."""
+@contextmanager
+def nodes_with_copies(data_parent: Path | None) -> Iterator[tuple[Target, ...]]:
+    """Run a cluster of two nodes, one of one, and one of three, each with all copies it can have.
+
+    The queue is at the first node of each, whose CPU counts. What the others take is told beside it
+    (`follower_cpu`).
+    """
+    with ExitStack() as running:
+        targets = []
+        for name, copies in BY_COPIES.items():
+            first, *others = running.enter_context(cluster(data_parent, copies, copies))
+            wait_for_copies(first.http, copies)
+            targets.append(
+                Target(
+                    name,
+                    first.url,
+                    first.pid,
+                    first.http,
+                    follower_pids=tuple(other.pid for other in others if other.pid),
+                    sent=partial(numbers, first.http, SENT_BYTES, STORED) if others else None,
+                    options=(f"--prefix={prefix_at(0, of=copies)}",),
+                )
+            )
+        yield tuple(targets)
+
+
+@contextmanager
+def cluster(data_parent: Path | None, nodes: int, copies: int) -> Iterator[list[Target]]:
+    """Run the nodes of a cluster with an etcd of its own. Raises RunFailed.
+
+    The first node has shard 0, the next one shard 1, in the order of their starts.
+    """
+    with ExitStack() as running:
+        endpoint = running.enter_context(etcd())
+        variables = {
+            "SHARDMQ_CLUSTER_SECRET": secrets.token_urlsafe(),
+            "SHARDMQ_CLUSTER_PORT": "0",
+            "SHARDMQ_CLUSTER_REPLICAS": str(copies),
+        }
+        found = []
+        for index in range(nodes):
+            address = f"127.0.0.{index + 2}"
+            flags = (
+                *ONE_SHARD, "--bind", address, "--address", address, "--etcd", endpoint,
+                "--cluster-name", "bench", "--node", f"node-{index}",
+            )  # fmt: skip
+            found.append(
+                running.enter_context(own_broker(data_parent, flags=flags, variables=variables))
+            )
+        yield found
+
+
+def prefix_at(shard: int, of: int) -> str:
+    """Return a prefix with which the generator's first queue lies on this shard of so many."""
     prefixes = (f"bench{number}" for number in range(PREFIXES_MAX))
-    return next(each for each in prefixes if place("/", f"{each}-0", 2) == shard)
+    return next(each for each in prefixes if place("/", f"{each}-0", of) == shard)
+
+
+def wait_for_copies(http: str, copies: int) -> None:
+    """Wait until so many nodes have all of the shard of this node. Raises RunFailed."""
+    until = time.monotonic() + IN_SYNC_S_MAX
+    while copies > 1 and numbers(http, IN_SYNC, STORED)[0] < copies:
+        if time.monotonic() > until:
+            raise RunFailed(f"there are not {copies} copies after {IN_SYNC_S_MAX:.0f} s")
+        time.sleep(LOOK_S)
+
+
+def numbers(http: str, one: str, other: str) -> tuple[float, float]:
+    """Return two metrics, each summed over the shards of this node."""
+    with urllib.request.urlopen(f"http://{http}/metrics", timeout=ANSWER_S_MAX) as answer:
+        text = answer.read().decode()
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] += sample.value  # type: ignore[assignment]
+    return found[one], found[other]
 
 
 @contextmanager
@@ -117,64 +176,3 @@ def wait_for(process: subprocess.Popen[bytes], port: int) -> None:
         except OSError:
             time.sleep(LOOK_S)
     raise RunFailed("etcd does not answer")
-
-
-# -- the model -------------------------------------------------------------------------------------
-
-
-def model(scenarios: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what a message costs here and elsewhere, and what N nodes would carry; "" if unknown.
-
-    With queues and clients spread evenly over N nodes, (N - 1) / N of all messages cross from one
-    node to another. So a message costs here + (elsewhere - here) (N - 1) / N on average, and N
-    nodes carry as many as their cores can pay for. The model assumes that the network is not the
-    limit, that batches are as full as here, and that a session to one more node costs nothing:
-    a node sends to each of the others what its clients publish within one pass.
-    """
-    costs = {
-        name: (here, elsewhere)
-        for name in ON_ONE_NODE
-        if (taken := scenarios.get(f"cluster-{name}"))
-        and (here := cost_us(taken, OWN_NAME))
-        and (elsewhere := cost_us(taken, ELSEWHERE))
-    }
-    if not costs:
-        return ""
-    lines = ["| CPU of a message, us | here | elsewhere | crossing |", "| --- | --: | --: | --: |"]
-    for name, (here, elsewhere) in costs.items():
-        lines.append(f"| {name} | {here:.2f} | {elsewhere:.2f} | {elsewhere - here:.2f} |")
-    if SIZES.keys() <= costs.keys():
-        lines += ["", crossing({size: costs[name] for name, size in SIZES.items()})]
-    lines += ["", table_of_nodes(costs)]
-    return "\n".join(lines)
-
-
-def cost_us(taken: Mapping[str, Any], name: str) -> float:
-    medians = taken.get(name, {}).get("median", {})
-    if per_s := medians.get("per_cpu_s"):
-        return 1e6 / float(per_s)
-    return float(medians.get("cpu_us", 0.0))
-
-
-def crossing(by_bytes: Mapping[int, tuple[float, float]]) -> str:
-    """Say how the cost of crossing depends on the bytes of a body, by a line through two sizes."""
-    (small, a), (large, b) = sorted(by_bytes.items())
-    each_byte = ((b[1] - b[0]) - (a[1] - a[0])) / (large - small)
-    fixed = (a[1] - a[0]) - small * each_byte
-    return (
-        f"Crossing in batches costs {fixed:.2f} us a message and {each_byte * 1000:.2f} ns a byte: "
-        "copies into and out of ZeroMQ's parts, encryption and its check, and TCP."
-    )
-
-
-def table_of_nodes(costs: Mapping[str, Sequence[float]]) -> str:
-    heads = ["nodes", *(f"{name}, messages/s" for name in costs)]
-    lines = [f"Model, nodes of {MODEL_CORES} cores:", ""]
-    lines += [f"| {' | '.join(heads)} |", f"| {' | '.join(['--:'] * len(heads))} |"]
-    for nodes in MODEL_NODES:
-        cells = [
-            f"{nodes * MODEL_CORES * 1e6 / (here + (elsewhere - here) * (nodes - 1) / nodes):,.0f}"
-            for here, elsewhere in costs.values()
-        ]
-        lines.append(f"| {nodes} | {' | '.join(cells)} |")
-    return "\n".join(lines)

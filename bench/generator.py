@@ -12,7 +12,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +26,12 @@ GENERATOR = (LOAD if os.access(LOAD, os.W_OK) else CACHE) / "amqpload"
 SETTLE_S = 1.0  # time from the full load to the reading of memory
 SAMPLE_S = 0.05
 END_S_MAX = 5.0  # time for an interrupted generator to end
+REST_S = 1.5
+REST_LOOKS_MAX = 10
 OVERTIME_S_MAX = 180.0  # added to the seconds that a run is asked to take
 
 Figures = dict[str, float]
+Sent = tuple[float, float]
 
 
 class RunFailed(Exception):
@@ -41,6 +44,8 @@ class Target:
 
     pid: its topmost process. other_pids: those of other hosts whose work counts, too.
     http: HOST:PORT of the HTTP API, where it is known.
+    follower_pids: the topmost processes of hosts that keep copies; their work is told apart.
+    sent: returns how many bytes it has sent to them until now, and how many messages it has stored.
     options: what the generator is told besides the options of a scenario.
     """
 
@@ -49,11 +54,16 @@ class Target:
     pid: int | None = None
     http: str = ""
     other_pids: tuple[int, ...] = ()
+    follower_pids: tuple[int, ...] = ()
+    sent: Callable[[], Sent] | None = None
     options: tuple[str, ...] = ()
 
     def processes(self) -> list[int]:
         pids = (self.pid, *self.other_pids) if self.pid else self.other_pids
         return [process for pid in pids for process in machine.tree(pid)]
+
+    def followers(self) -> list[int]:
+        return [process for pid in self.follower_pids for process in machine.tree(pid)]
 
 
 @dataclass(slots=True)
@@ -65,7 +75,9 @@ class Readings:
 
     processes: list[int]
     before: machine.Memory
+    followers: list[int] = field(default_factory=list)
     cpu: dict[str, float] = field(default_factory=dict)
+    follower_cpu: dict[str, float] = field(default_factory=dict)
     held: machine.Memory | None = None
     rss_max_mb: float = 0.0
 
@@ -84,14 +96,22 @@ def measure(
     refused or damaged, or when the broker closed a connection.
     """
     processes = target.processes()
-    readings = Readings(processes, machine.memory(processes))
+    readings = Readings(processes, machine.memory(processes), target.followers())
+    before = at_rest(target.sent) if target.sent else None
     with watched(readings), started(target, options, seconds + overtime_s) as process:
         report = follow(process, readings)
     if report.get("error") or process.returncode:
         raise RunFailed(
             report.get("error") or f"the generator ended with status {process.returncode}"
         )
-    return figures(report, readings)
+    found = figures(report, readings)
+    if target.follower_pids and found.get("cpu_s"):
+        of = readings.follower_cpu
+        spent = (of["@end"] - of["@start"]) / len(target.follower_pids)
+        found["follower_cpu"] = spent / found["cpu_s"]
+    if target.sent and before is not None:
+        found.update(wire(before, at_rest(target.sent)))
+    return found
 
 
 @contextmanager
@@ -136,6 +156,7 @@ def follow(process: subprocess.Popen[str], readings: Readings) -> dict[str, Any]
         match line.strip():
             case "@start" | "@end" as mark:
                 readings.cpu[mark] = machine.cpu_seconds(readings.processes)
+                readings.follower_cpu[mark] = machine.cpu_seconds(readings.followers)
             case "@hold":
                 time.sleep(SETTLE_S)
                 readings.held = machine.memory(readings.processes)
@@ -196,3 +217,21 @@ def cost(report: dict[str, Any], readings: Readings) -> Figures:
     if after and after.pss_mb is not None and readings.before.pss_mb is not None:
         found["pss_added_mb"] = after.pss_mb - readings.before.pss_mb
     return found
+
+
+def at_rest(sent: Callable[[], Sent]) -> Sent:
+    """Return what was sent and stored as soon as it rests, as a broker tells its numbers late."""
+    before = None
+    for _ in range(REST_LOOKS_MAX):
+        now = sent()
+        if now == before:
+            break
+        before = now
+        time.sleep(REST_S)
+    return now
+
+
+def wire(before: Sent, after: Sent) -> Figures:
+    """Return the bytes sent to all followers of a message."""
+    sent, stored = (b - a for a, b in zip(before, after, strict=True))
+    return {"wire_bytes": sent / stored} if stored else {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import charts
-from clusters import model
+from crossing import model
 from load.families import BY_NAME, SIZES
 from load.scenarios import Bar, Scenario
 
@@ -32,6 +32,8 @@ TITLES = {
     "mb_per_s": "MB/s",
     "consumed_per_s": "delivered/s",
     "recovered_per_s": "messages/s of it",
+    "follower_cpu": "CPU of a follower beside the leader's",
+    "wire_bytes": "bytes of a message to all followers",
     "start_s": "from kill to there, s",
 }
 MORE_IS_BETTER = (

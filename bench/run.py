@@ -27,9 +27,10 @@ from typing import Any
 import machine
 import report
 from brokers import OWN_NAME, ROOT, own_broker, port_of, server_properties, supervisor_of
-from clusters import model, nodes_and_alone
+from clusters import nodes_and_alone, nodes_with_copies
+from crossing import model
 from generator import OVERTIME_S_MAX, Figures, RunFailed, Target, build_generator, measure
-from load.families import ALONE, BY_NAME, ELSEWHERE, FAMILIES
+from load.families import BY_NAME, FAMILIES
 from load.scenarios import SCENARIOS, SMOKE, Scenario
 from recovery import anew, recovered, recovered_own
 
@@ -216,7 +217,7 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
     found: dict[str, dict[str, Any]] = {}
     if scenario.kind == "recovery":
         return run_recovery(arguments, scenario)
-    if scenario.in_cluster:
+    if scenario.cluster:
         return run_in_cluster(arguments, scenario)
     rounds = [1] * arguments.runs if scenario.kind == "memory" else [arguments.runs]
     for runs in rounds:
@@ -234,16 +235,20 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
 
 
 def run_in_cluster(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
-    """Run on a node that has the queue, alone, and on a node whose queue is elsewhere, by turns."""
+    """Run on the nodes that the scenario asks for, by turns, the first target in the first column.
+
+    Every other turn goes through them from the last to the first.
+    """
     found: dict[str, dict[str, Any]] = {}
-    with nodes_and_alone(arguments.data) as targets:
+    started = nodes_and_alone if scenario.cluster == "elsewhere" else nodes_with_copies
+    with started(arguments.data) as targets:
         for turn in range(arguments.runs):
             for target in targets if turn % 2 == 0 else reversed(targets):
                 taken = found.setdefault(
                     target.name, {"runs": [], "failures": [], "load_average": []}
                 )
                 run_once(target, scenario, arguments, taken)
-    in_order = {name: found[name] for name in (OWN_NAME, ALONE, ELSEWHERE)}
+    in_order = {target.name: found[target.name] for target in targets}
     return with_medians(arguments, in_order)
 
 

@@ -25,6 +25,9 @@ from load.scenarios import (
 
 # Beside a node with its own queue: a broker alone, and a node whose queue is on another node.
 ALONE, ELSEWHERE = "alone", "elsewhere"
+# The columns of scenarios with copies of messages, and on how many nodes they have each message.
+TWO_COPIES, ONE_COPY, THREE_COPIES = "2 copies", "1 copy", "3 copies"
+BY_COPIES = {TWO_COPIES: 2, ONE_COPY: 1, THREE_COPIES: 3}
 CORE = {scenario.name: scenario for scenario in SCENARIOS}
 RATE = ("rate", "per_cpu_s", "cores")
 SIZES = {"16": 16, "256": 256, "1k": 1 << 10, "32k": 32 << 10, "1m": 1 << 20}
@@ -404,11 +407,50 @@ def _in_cluster(scenario: Scenario) -> Scenario:
         bars=(bar,),
         shown=tuple(dict.fromkeys(bar.metric for bar in scenario.bars)) + scenario.shown,
         peers=False,
-        in_cluster=True,
+        cluster="elsewhere",
     )
 
 
 CLUSTER = tuple(_in_cluster(CORE[name]) for name in ON_ONE_NODE)
+
+# With two copies a broker does at least these shares of what it does with one.
+COPIED_RATE_MIN = 0.5  # where the cores are not the limit
+COPIED_PER_CPU_S_MIN = 0.75
+FOLLOWER_CPU_MAX = 0.5  # CPU of a follower beside the leader's
+
+
+def _with_copies(scenario: Scenario) -> Scenario:
+    return replace(
+        scenario,
+        name=f"copies-{scenario.name}",
+        about=f"{scenario.about}; on a node of a cluster with so many copies of each message",
+        bars=(
+            at_least("rate", COPIED_RATE_MIN, ONE_COPY),
+            at_least("per_cpu_s", COPIED_PER_CPU_S_MIN, ONE_COPY),
+            below("follower_cpu", FOLLOWER_CPU_MAX),
+        ),
+        shown=("wire_bytes", "cores", *CONFIRM_TIMES),
+        peers=False,
+        cluster="copies",
+    )
+
+
+COPIES = tuple(
+    _with_copies(each)
+    for each in (
+        CORE["confirms"],
+        CORE["confirms-kib"],
+        CORE["confirms-1"],
+        replace(
+            CORE["confirms-1"],
+            name="confirms-1-kib",
+            about="1 KiB, otherwise as confirms-1",
+            options=words(
+                f"--body 1024 --batch 1 {DURABLE} --confirms 1 --prefetch 2000 --ack-every 1"
+            ),
+        ),
+    )
+)
 
 FAMILIES: dict[str, tuple[Scenario, ...]] = {
     "core": SCENARIOS,
@@ -425,6 +467,7 @@ FAMILIES: dict[str, tuple[Scenario, ...]] = {
     "latency": LATENCY,
     "recovery": RECOVERY,
     "cluster": CLUSTER,
+    "copies": COPIES,
 }
 BY_NAME = {scenario.name: scenario for family in FAMILIES.values() for scenario in family}
 # One message at a time beside other brokers. Batches have their bar in guard.py: they take no more

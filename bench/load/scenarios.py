@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["rate", "latency", "memory", "recovery"]
+Cluster = Literal["", "elsewhere", "copies"]
 
 
 QUICK = 10  # divides all counts in a quick run
@@ -59,7 +60,7 @@ class Scenario:
     count: int = 0  # messages, queues or connections: replaces {count} in the options
     count_peers: int = 0  # the count of peers, where `count` would take them minutes
     flags: tuple[str, ...] = ()  # how this broker is started
-    in_cluster: bool = False  # run on the nodes of a cluster, too
+    cluster: Cluster = ""  # run on nodes of clusters: queues elsewhere, or copies of messages
 
     @property
     def metrics(self) -> tuple[str, ...]:

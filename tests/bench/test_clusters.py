@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusters import model, prefix_at
+from clusters import prefix_at
+from crossing import model
 
 from shardmq.broker.routing.placement import Places
 
@@ -33,4 +34,4 @@ def test_there_is_no_model_without_measurements() -> None:
 def test_the_name_of_a_queue_chooses_its_node() -> None:
     places = Places((0, 1))
     for shard in range(2):
-        assert places.by_name("/", f"{prefix_at(shard)}-0") == shard
+        assert places.by_name("/", f"{prefix_at(shard, of=2)}-0") == shard

@@ -28,6 +28,7 @@ TIMES = tuple(
     for percentile in ("p50", "p99", "p99.9")
 )
 RECOVERY = ("start_s", "recovered_per_s")
+COPYING = ("follower_cpu", "wire_bytes")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_a_name_is_one_scenario_in_all_families_and_every_figure_is_one_of_a_run
         for scenario in family:
             assert BY_NAME[scenario.name] == scenario
             assert scenario.metrics
-            assert not set(scenario.metrics) - {*TRANSFERS, *MEMORY, *TIMES, *RECOVERY}
+            assert not set(scenario.metrics) - {*TRANSFERS, *MEMORY, *TIMES, *RECOVERY, *COPYING}
     assert set(SMOKE) <= set(BY_NAME)
 
 
@@ -78,7 +79,7 @@ def test_every_bar_beside_a_peer_is_in_the_group_of_bars() -> None:
     beside = {
         each
         for each in BY_NAME.values()
-        if any(bar.peers for bar in each.bars) and not each.in_cluster
+        if any(bar.peers for bar in each.bars) and not each.cluster
     }
     assert beside <= set(FAMILIES["bars"])
     assert all(each.peers for each in FAMILIES["bars"])
