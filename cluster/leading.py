@@ -39,6 +39,8 @@ from shardmq.cluster.rules import Effects, Lead, Leader, Position, Record, Setti
 from shardmq.shardd.store.files import Files
 
 FRAME_OPERATIONS_BYTES: Final = 1 << 20
+# Operations are sent with the next sync, with the next ping, or when there are so many of them.
+UNSENT_BYTES_MAX: Final = 64 << 10
 CATCH_UP_BYTES_S: Final = 200_000_000  # of pieces, to each follower
 # What is longer is compressed in a thread of its own, so that answers are heard meanwhile.
 COMPRESSED_AT_ONCE_BYTES_MAX: Final = 64 << 10
@@ -61,8 +63,14 @@ class Session:
         self.writer = writer
         self.after = Position(0, 0)
         self.more = asyncio.Event()
+        self.has_all = False  # what is new can be sent at once, and `more` is waited for
         self.wanted: asyncio.Future[frames.Want] = asyncio.get_running_loop().create_future()
         self.tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def is_clear(self) -> bool:
+        """Return whether nothing waits to be written to the socket."""
+        return not self.writer.transport.get_write_buffer_size()
 
     def send(self, message: frames.FromLeader | frames.Compressed) -> int:
         """Send a message, and return the bytes of its frame."""
@@ -160,6 +168,8 @@ class LeaderOfCopies:
         operations.begin_term(lead.record.term, lead.base is not None)
         self._confirmations = Confirmations(waits)
         self._news: deque[tuple[int, bool]] = deque()  # number of a sync, and whether it is done
+        self._unsent_bytes = 0
+        self._answered = 0  # no sync up to this number waits for another node
         self._is_woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
@@ -228,6 +238,7 @@ class LeaderOfCopies:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
+            self._step()
             self._act(self._rules.tick(self._clock()))
 
     def recorded(self, record: Record | None, revision: int) -> None:
@@ -258,20 +269,30 @@ class LeaderOfCopies:
 
     def hand_over(self, node: str) -> None:
         """Give the lead to a member; nobody writes any more. Then `run` returns."""
+        self._step()
         self._act(self._rules.hand_over(node, self._clock()))
 
     # -- from the threads that write ---------------------------------------------------------------
 
-    def _appended(self, number: int) -> None:
+    def _appended(self, number: int, size: int) -> None:
+        """Wake the loop for a sync, or for many bytes: each turn of it costs the other threads."""
         if threading.get_ident() == self._thread and number:
             raise RuntimeError("a sync in the thread of the copies would wait for itself")
         if number:
             self._news.append((number, False))
-        self._wake()
+        self._unsent_bytes += size
+        if number or self._unsent_bytes > UNSENT_BYTES_MAX:
+            self._unsent_bytes = 0
+            self._wake()
 
     def _done(self, number: int) -> None:
+        """Note the end of an own sync; the loop hears of it at once if nothing else is waited for.
+
+        Otherwise it does when a follower answers, or at its next tick.
+        """
         self._news.append((number, True))
-        self._wake()
+        if number <= self._answered:
+            self._wake()
 
     def _wake(self) -> None:
         if not self._is_woken and self._loop is not None:
@@ -282,7 +303,17 @@ class LeaderOfCopies:
                 pass  # the loop has ended, and whoever waits has been told
 
     def _step(self) -> None:
+        """Take the news of the threads that write, and let the sessions send what there is."""
         self._is_woken = False
+        self._take_news()
+        for session in self._sessions.values():
+            if session.has_all and session.is_clear and session.method == PLAIN:
+                self._send_operations(session)  # without a turn of the task
+                if session.has_all:
+                    continue
+            session.more.set()
+
+    def _take_news(self) -> None:
         now = self._clock()
         while self._news:
             number, is_done = self._news.popleft()
@@ -290,8 +321,6 @@ class LeaderOfCopies:
                 self._act(self._rules.sync_done(number, now))
             else:
                 self._rules.sync_begun(number, now)
-        for session in self._sessions.values():
-            session.more.set()
 
     # -- followers ---------------------------------------------------------------------------------
 
@@ -316,6 +345,7 @@ class LeaderOfCopies:
             while True:
                 message = frames.from_follower(await frames.read_frame(reader))
                 if isinstance(message, rules.Ack | rules.Refusal):
+                    self._take_news()
                     self._act(self._rules.heard(session.node, message, self._clock()))
                 elif isinstance(message, frames.Want) and not session.wanted.done():
                     session.wanted.set_result(message)
@@ -369,6 +399,10 @@ class LeaderOfCopies:
                     self._confirmations.depose(effect.why)
                     if self._ended is not None and not self._ended.done():
                         self._ended.set_result(effect.why)
+        if (answered := self._rules.answered()) != self._answered:
+            self._answered = answered
+            if self._news:  # the end of a sync may have come while the number was still the old one
+                self._wake()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -400,22 +434,38 @@ class LeaderOfCopies:
         try:
             while True:
                 session.more.clear()
-                found = self._operations.after(session.after, FRAME_OPERATIONS_BYTES)
-                if found is None:
-                    log.warning("copies: %s is too far behind, and is compared", session.node)
-                    session.writer.close()
-                    return
-                if not found:
-                    await session.more.wait()
-                    continue
-                compressed: frames.Compressed | None = None
                 if session.method != PLAIN:
-                    compressed = await self._compressing.compressed(found)
-                self._send_data(session, compressed or operations_of(session.number, found))
-                session.after = found[-1].at
+                    await self._send_compressed(session)
+                else:
+                    self._send_operations(session)
                 await session.writer.drain()
+                if session.has_all:
+                    await session.more.wait()
         except OSError:
             session.writer.close()
+
+    def _send_operations(self, session: Session) -> None:
+        """Send the next operations as they are; `has_all` says whether these were the last."""
+        if found := self._next(session):
+            self._send_data(session, operations_of(session.number, found))
+            session.after = found[-1].at
+
+    async def _send_compressed(self, session: Session) -> None:
+        """Send the next operations compressed, if that pays."""
+        if found := self._next(session):
+            compressed = await self._compressing.compressed(found)
+            self._send_data(session, compressed or operations_of(session.number, found))
+            session.after = found[-1].at
+
+    def _next(self, session: Session) -> list[Numbered]:
+        """Return the operations to be sent next; end the session if they are gone."""
+        found = self._operations.after(session.after, FRAME_OPERATIONS_BYTES)
+        if found is None:
+            log.warning("copies: %s is too far behind, and is compared", session.node)
+            session.writer.close()
+        last = found[-1].at if found else session.after
+        session.has_all = found is None or last == self._operations.last
+        return found or []
 
     def _send_data(self, session: Session, message: frames.Data | frames.Compressed) -> None:
         """Send data, and count their bytes. Compressed ones may be of no session yet."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from shardmq.cluster.operations import (
+    OPERATION_BYTES,
     PIECE_BYTES,
     SYNCS,
     Belongs,
@@ -66,11 +67,11 @@ class Confirmations:
 class SyncNews(NamedTuple):
     """The news for the leader's rules from the threads that write; any of them calls.
 
-    appended: there is a new operation in the log; the number is 0 if it is no sync.
+    appended: there is a new operation in the log, with its bytes; the number is 0 if it is no sync.
     done: the own sync of this number is done; or it has failed, so nothing waits for it.
     """
 
-    appended: Callable[[int], None]
+    appended: Callable[[int, int], None]
     done: Callable[[int], None]
 
 
@@ -291,7 +292,8 @@ class ReplicatedFiles:
 
     def _append(self, operation: Operation) -> int:
         number = self._log.append(operation)
-        self._news.appended(number if operation.kind in SYNCS else 0)
+        size = OPERATION_BYTES + len(operation.data)
+        self._news.appended(number if operation.kind in SYNCS else 0, size)
         return number
 
     def _relative(self, path: str) -> str | None:

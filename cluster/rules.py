@@ -27,6 +27,7 @@ is never used again.
 from __future__ import annotations
 
 import enum
+import sys
 from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -602,11 +603,15 @@ class Leader:
         peer.is_joining = peer.is_joining or peer.acked >= self._confirmed_before
         return False
 
+    def answered(self) -> int:
+        """Return the number up to which no sync, of now or later, waits for another node."""
+        return min(self._numbers(self._needed()), default=sys.maxsize)
+
     def _confirm(self) -> Effects:
         if not self.are_enough():
             return []
         own = min(self._local, default=self._last_sync + 1) - 1
-        done = min((own, *self._numbers(self._needed())))
+        done = min(own, self.answered())
         number = self.confirmed
         while self._syncs and self._syncs[0][0] <= done:
             number, _ = self._syncs.popleft()

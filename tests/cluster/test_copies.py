@@ -15,11 +15,11 @@ import pytest
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, QueueDelete, QueuePut, UserPut, VhostPut
-from shardmq.cluster.leading import LeaderOfCopies
+from shardmq.cluster.leading import UNSENT_BYTES_MAX, LeaderOfCopies
 from shardmq.cluster.replicated_files import Deposed
 from shardmq.cluster.rules import Record, Settings
 from shardmq.shardd.store.files import OsFiles
-from tests.cluster.copies_world import SETTINGS, CopiesNode, CopiesWorld
+from tests.cluster.copies_world import PATIENCE_S, SETTINGS, CopiesNode, CopiesWorld
 from tests.definitions.test_log import write
 from tests.support.catalogs import state
 
@@ -432,6 +432,33 @@ async def test_a_queue_that_was_declared_anew_while_a_node_was_away_is_the_new_o
     once_more = await Kept(await world.leader("a"), a).load()
     assert once_more.catalog.vhosts["/"].queues == {"q": declared}
     assert once_more.definitions.new_queue_id() > declared.id
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+async def test_no_confirm_waits_for_the_next_ping(
+    world: CopiesWorld, tmp_path: Path, names: str
+) -> None:
+    a, *_ = await begun(world, tmp_path, names)
+    leader = await world.leader()
+    kept = await Kept(leader, a).load()
+    leader._settings = Settings(heartbeat_s=HANGS_S_MAX)  # for the pings alone
+    async with asyncio.timeout(PATIENCE_S):
+        for number in range(50):
+            await kept.write(VhostPut(f"v{number}"))
+
+
+async def test_what_no_sync_follows_is_sent_with_the_next_ping_or_when_it_is_much(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    a, b = await begun(world, tmp_path)
+    files = (await world.leader()).replicated
+    handle = files.open(f"{a.root}/file", create=True)
+    files.write(handle, b"little", 0)
+    await world.until(lambda: content(b).get("file") == b"little", "the next ping")
+    for number in range(3):
+        files.write(handle, bytes(UNSENT_BYTES_MAX), number * UNSENT_BYTES_MAX)
+    await world.until(lambda: len(content(b)["file"]) >= 2 * UNSENT_BYTES_MAX)
+    files.close(handle)
 
 
 async def test_a_sync_in_the_thread_of_the_copies_is_refused(
