@@ -223,6 +223,16 @@ async def test_a_queue_that_was_never_sampled_has_the_last_two_looks(api: Api) -
     assert details["samples"][0]["sample"] == 55
 
 
+async def test_samples_do_not_stay_in_the_rows_of_queues_that_do_nothing(api: Api) -> None:
+    await api.call("PUT", "/api/queues/%2F/q", {})
+    api.clock.ahead_s = -10.0
+    await api.context.stats.sample()
+    api.clock.ahead_s = -5.0
+    asked = await api.get("/api/queues/%2F/q?msg_rates_age=60&msg_rates_incr=1")
+    assert "samples" in asked["message_stats"]["ack_details"]
+    assert (await api.get("/api/queues/%2F/q"))["message_stats"]["ack_details"] == {"rate": 0.0}
+
+
 async def test_a_silent_front_door_makes_no_false_rates(busy: Api) -> None:
     """The counters of the front door are missing once and come back: nothing was published."""
     doors = busy.doors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -24,6 +25,17 @@ QUEUE_COUNTERS: dict[str, Callable[[QueueStats], int]] = {
 }
 # The names in message_stats of each counter of a queue and of its rate, and the counter.
 _QUEUE_FIELDS = [(name, f"{name}_details", count) for name, count in QUEUE_COUNTERS.items()]
+# All that QUEUE_COUNTERS reads. Most queues of a long list do nothing, and are told apart by it.
+_COUNTED = (
+    "published", "delivered", "delivered_auto", "got", "got_auto", "got_empty", "redelivered",
+    "acked", "repeated",
+)  # fmt: skip
+_counted = attrgetter(*_COUNTED)
+_AT_REST = {"rate": 0.0}
+_DEPTHS_AT_REST = {
+    f"{name}_details": _AT_REST
+    for name in ("messages", "messages_ready", "messages_unacknowledged")
+}
 # The counters of front doors that are added up for each name of message_stats.
 DOOR_COUNTERS = {
     "publish": ("received",),
@@ -62,6 +74,9 @@ def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
     earlier, seconds = stats.earlier(queue), stats.rate_s
     if earlier is None or seconds is None:
         return {name: count(queue) for name, count in QUEUE_COUNTERS.items()}
+    counted = _counted(queue)
+    if counted == _counted(earlier):
+        return dict(_at_rest(counted))
     shown: dict[str, Any] = {}
     for name, rate, count in _QUEUE_FIELDS:
         shown[name] = value = count(queue)
@@ -69,6 +84,17 @@ def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
         if risen >= 0:  # or else the shard was restarted and counts from 0
             shown[rate] = {"rate": risen / seconds}
     return shown
+
+
+@lru_cache(128)  # queues that were never used have the same counters
+def _at_rest(counted: tuple[int, ...]) -> dict[str, Any]:
+    """Return the message_stats of a queue whose counters have not changed."""
+    queue = QueueStats(0, **dict(zip(_COUNTED, counted, strict=True)))
+    return {
+        field: value
+        for name, rate, count in _QUEUE_FIELDS
+        for field, value in ((name, count(queue)), (rate, _AT_REST))
+    }
 
 
 def exchange_stats(stats: Stats, vhost: str, name: str) -> dict[str, Any]:
@@ -146,6 +172,8 @@ def depth_details(ready: int, unacked: int, seconds: float) -> dict[str, Any]:
     """Return the rates of queues that grew by so many messages, or {} after too long a time."""
     if not 0 < seconds <= RATE_S_MAX:
         return {}
+    if not ready and not unacked:
+        return dict(_DEPTHS_AT_REST)
     return {
         "messages_details": {"rate": (ready + unacked) / seconds},
         "messages_ready_details": {"rate": ready / seconds},

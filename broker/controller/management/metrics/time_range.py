@@ -125,7 +125,8 @@ def add_samples(row: Row, kind: Kind, points: Points, asked: Asked) -> None:
             for where in grid
             if (value := _value(values, where, column.counter)) is not None
         ]
-        details = place.setdefault(f"{column.name}_details", {})
+        # Rows of queues that do nothing share their details.
+        details = place[f"{column.name}_details"] = dict(place.get(f"{column.name}_details", {}))
         details["samples"] = samples
         if "rate" not in details:
             rate = _last_rate(points.times, values, column.counter)

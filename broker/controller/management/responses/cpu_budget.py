@@ -17,7 +17,7 @@ from collections.abc import Callable
 # processor.
 REST_SHARE = 3.0
 # Seconds of work that need no rest after a time without work: a page, or a call of monitoring.
-AT_ONCE_S = 0.05
+AT_ONCE_S = 0.1
 REST_S_MIN = 0.002  # shorter rests are saved up
 REST_S_MAX = 1.0  # the longest single rest, however many responses are being made
 # One response rests for this long in all, since Prometheus waits 10 s. Collecting the numbers of
