@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import charts
-from crossing import model
+import copying
+import crossing
 from load.families import BY_NAME, SIZES
 from load.scenarios import Bar, Scenario
 
@@ -274,7 +275,8 @@ def page(outcome: dict[str, Any], drawn: dict[str, str]) -> str:
         "Above 1, a ratio says that this broker is ahead.",
         table(outcome),
         bars_line(outcome),
-        model(outcome["scenarios"]),
+        crossing.model(outcome["scenarios"]),
+        copying.model(outcome["scenarios"]),
         "## What was done",
     ]
     measured = [name for name in outcome["scenarios"] if name in BY_NAME]

@@ -24,11 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import copying
+import crossing
 import machine
 import report
 from brokers import OWN_NAME, ROOT, own_broker, port_of, server_properties, supervisor_of
 from clusters import nodes_and_alone, nodes_with_copies
-from crossing import model
 from generator import OVERTIME_S_MAX, Figures, RunFailed, Target, build_generator, measure
 from load.families import BY_NAME, FAMILIES
 from load.scenarios import SCENARIOS, SMOKE, Scenario
@@ -61,8 +62,9 @@ def main() -> int:
         print(report.progress(scenario, taken), file=sys.stderr, flush=True)
     print(report.table(outcome))
     print(f"\n{report.bars_line(outcome)}")
-    if lines := model(outcome["scenarios"]):
-        print(f"\n{lines}")
+    for lines in (crossing.model(outcome["scenarios"]), copying.model(outcome["scenarios"])):
+        if lines:
+            print(f"\n{lines}")
     if not arguments.no_files:
         print(f"\nwritten to {', '.join(map(str, [path, *report.write(outcome, path)]))}")
     return (

@@ -4,6 +4,7 @@
                                     +-- veth -- namespace of host 1, 10.213.N.3
 
 Cuts and losses are rules of nftables in the namespace to which packets go, so a cut may be one way.
+The bridge limits what goes to a host.
 The kernels of the build machines have no netem: packets are late because a process holds them back
 (tests/support/late_packets.py). The test itself always reaches all hosts.
 """
@@ -91,6 +92,7 @@ class Namespaces:
         self._number = -1
         self._blocked: set[tuple[str, str]] = set()  # from, to
         self._lost: dict[str, int] = {}  # percent of what arrives at a host
+        self._limited: set[str] = set()
         self._relays: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Namespaces:
@@ -143,11 +145,22 @@ class Namespaces:
         assert relay.stdout is not None
         assert relay.stdout.readline() == b"ready\n"
 
+    def limit(self, mbits_per_s: int, host: str) -> None:
+        """Let no more than so much arrive at a host."""
+        self._limited.add(host)
+        _run(
+            "tc", "qdisc", "replace", "dev", self._port(host), "root", "tbf",
+            "rate", f"{mbits_per_s}mbit", "burst", "256kb", "latency", "400ms",
+        )  # fmt: skip
+
     def heal(self) -> None:
         """End all harm. What a relay holds back is lost, as packets may be."""
         self._blocked.clear()
         self._lost.clear()
         self._write_rules()
+        for host in self._limited:
+            _run("tc", "qdisc", "del", "dev", self._port(host), "root")
+        self._limited.clear()
         for relay in self._relays.values():
             relay.kill()
             relay.wait()
@@ -175,9 +188,12 @@ class Namespaces:
     def _space(self, host: str) -> str:
         return f"{BRIDGE}{self._number}-{host}"
 
+    def _port(self, host: str) -> str:
+        """Return the name of the bridge's end of the link to a host."""
+        return f"{BRIDGE}{self._number}-{self._hosts.index(host)}"
+
     def _add(self, host: str) -> None:
-        space, at = self._space(host), self._hosts.index(host)
-        bridge, outer = f"{BRIDGE}{self._number}", f"{BRIDGE}{self._number}-{at}"
+        space, bridge, outer = self._space(host), f"{BRIDGE}{self._number}", self._port(host)
         _run("ip", "netns", "add", space)
         _run(
             "ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space,
