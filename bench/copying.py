@@ -4,8 +4,11 @@ A shard syncs what has come, and its followers do; then it confirms, and syncs w
 A publisher with W unconfirmed messages thus has them confirmed in rounds, and a round takes
 
     the time that W messages take where the link costs nothing, as measured
-    + a round trip
+    + two round trips
     + the time in which the link takes the bytes that go to all followers.
+
+There are two round trips because one sync is under way at a time: what has come first is synced
+alone, and the rest, which has come meanwhile, behind it.
 
 So the model knows nothing of the time of a sync and of the cores; they are in what was measured. It
 assumes that the link is not shared, and that nothing is lost. tests/torture/test_links_of_copies.py
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple
 from load.families import THREE_COPIES, TWO_COPIES
 
 WINDOWS = (1_000, 100_000)
+ROUND_TRIPS = 2
 ROUND_TRIPS_MS = (0, 1, 10, 100)
 GBITS_PER_S = (1, 10, 25)
 BITS = 8
@@ -36,7 +40,7 @@ class Copying(NamedTuple):
 def rate(measured: Copying, window: int, round_trip_s: float, bits_per_s: float) -> float:
     """Return how many messages a second are confirmed to a publisher with such a window."""
     link_s = window * measured.wire_bytes * BITS / bits_per_s
-    return window / (window / measured.rate + round_trip_s + link_s)
+    return window / (window / measured.rate + ROUND_TRIPS * round_trip_s + link_s)
 
 
 def model(scenarios: Mapping[str, Mapping[str, Any]]) -> str:

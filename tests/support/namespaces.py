@@ -150,7 +150,7 @@ class Namespaces:
         self._limited.add(host)
         _run(
             "tc", "qdisc", "replace", "dev", self._port(host), "root", "tbf",
-            "rate", f"{mbits_per_s}mbit", "burst", "256kb", "latency", "400ms",
+            "rate", f"{mbits_per_s}mbit", "burst", "16kb", "latency", "400ms",
         )  # fmt: skip
 
     def heal(self) -> None:
