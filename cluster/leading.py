@@ -20,11 +20,9 @@ import msgspec
 from shardmq.cluster import frames, rules
 from shardmq.cluster.compression import PLAIN
 from shardmq.cluster.operations import (
-    OPERATION_BYTES,
     PIECE_BYTES,
     Belongs,
     FileSums,
-    Numbered,
     OperationLog,
     digests_of,
 )
@@ -36,89 +34,16 @@ from shardmq.cluster.replicated_files import (
     SyncNews,
 )
 from shardmq.cluster.rules import Effects, Lead, Leader, Position, Record, Settings
+from shardmq.cluster.sending import Sender, Session
 from shardmq.shardd.store.files import Files
 
-FRAME_OPERATIONS_BYTES: Final = 1 << 20
 # Operations are sent with the next sync, with the next ping, or when there are so many of them.
 UNSENT_BYTES_MAX: Final = 64 << 10
 CATCH_UP_BYTES_S: Final = 200_000_000  # of pieces, to each follower
-# What is longer is compressed in a thread of its own, so that answers are heard meanwhile.
-COMPRESSED_AT_ONCE_BYTES_MAX: Final = 64 << 10
 # An orderly hand-over is begun only if the record can be read within this time.
 RECORD_S_MAX: Final = 1.0
 
 log = logging.getLogger(__name__)
-
-
-class Session:
-    """A follower's connection. `after` is up to where operations were sent.
-
-    method: by which data are compressed for this follower; "none" if they are not.
-    """
-
-    def __init__(self, node: str, number: int, method: str, writer: asyncio.StreamWriter) -> None:
-        self.node = node
-        self.number = number
-        self.method = method
-        self.writer = writer
-        self.after = Position(0, 0)
-        self.more = asyncio.Event()
-        self.has_all = False  # what is new can be sent at once, and `more` is waited for
-        self.wanted: asyncio.Future[frames.Want] = asyncio.get_running_loop().create_future()
-        self.tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def is_clear(self) -> bool:
-        """Return whether nothing waits to be written to the socket."""
-        return not self.writer.transport.get_write_buffer_size()
-
-    def send(self, message: frames.FromLeader | frames.Compressed) -> int:
-        """Send a message, and return the bytes of its frame."""
-        if self.writer.is_closing():
-            return 0
-        frame = frames.encode(message)
-        self.writer.write(frame)
-        return len(frame)
-
-    def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        self.writer.close()
-
-
-class Compressing:
-    """Compresses operations for the followers: those at the same place get the same bytes."""
-
-    def __init__(self, method: str) -> None:
-        self._method = method
-        self._batch: tuple[Position, int] | None = None  # the first of the last ones, their number
-        self._compressed: asyncio.Task[frames.Compressed | None]
-        self._thread = ThreadPoolExecutor(1, "compression")
-
-    async def compressed(self, operations: list[Numbered]) -> frames.Compressed | None:
-        """Return a message with these operations, of no session; None if that does not pay."""
-        batch = operations[0].at, len(operations)
-        if self._batch != batch:
-            self._batch = batch
-            self._compressed = asyncio.create_task(self._compress(operations))
-        # A session that ends ends only its own waiting.
-        return await asyncio.shield(self._compressed)
-
-    async def _compress(self, operations: list[Numbered]) -> frames.Compressed | None:
-        message = operations_of(0, operations)
-        size = sum(OPERATION_BYTES + len(each.data) for each in message.operations)
-        if size <= COMPRESSED_AT_ONCE_BYTES_MAX:
-            return frames.compressed(message, self._method)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, frames.compressed, message, self._method)
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False)
-
-
-def operations_of(session: int, operations: list[Numbered]) -> frames.Operations:
-    changes = [numbered.operation for numbered in operations]
-    return frames.Operations(session, operations[0].at, changes)
 
 
 class LeaderOfCopies:
@@ -133,8 +58,7 @@ class LeaderOfCopies:
     compression: the method for followers that understand it.
 
     replicated: the `Files` to write to, from other threads.
-    sent_bytes, plain_bytes: of operations and pieces that were sent, over all followers, and what
-        they would be if nothing was compressed.
+    sender: has how much was sent.
     """
 
     def __init__(
@@ -153,9 +77,8 @@ class LeaderOfCopies:
         compression: str = PLAIN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.sent_bytes = self.plain_bytes = 0
         self._method = compression
-        self._compressing = Compressing(compression)
+        self.sender = Sender(operations, compression)
         self._clock = clock
         self._settings = settings or Settings()
         self._store = store
@@ -233,7 +156,7 @@ class LeaderOfCopies:
             for session in list(self._sessions.values()):
                 session.close()
             self._disk.shutdown(wait=False)
-            self._compressing.close()
+            self.sender.close()
 
     async def _tick(self) -> None:
         while True:
@@ -307,11 +230,7 @@ class LeaderOfCopies:
         self._is_woken = False
         self._take_news()
         for session in self._sessions.values():
-            if session.has_all and session.is_clear and session.method == PLAIN:
-                self._send_operations(session)  # without a turn of the task
-                if session.has_all:
-                    continue
-            session.more.set()
+            self.sender.has_news(session)
 
     def _take_news(self) -> None:
         now = self._clock()
@@ -385,7 +304,7 @@ class LeaderOfCopies:
                 case rules.Stream():
                     session = self._sessions[effect.node]
                     session.after = effect.after
-                    session.tasks.append(asyncio.create_task(self._stream(session)))
+                    session.tasks.append(asyncio.create_task(self.sender.stream(session)))
                 case rules.Snapshot():
                     session = self._sessions[effect.node]
                     session.tasks.append(asyncio.create_task(self._catch_up(session)))
@@ -429,54 +348,6 @@ class LeaderOfCopies:
             return  # the rules ask again
         self.recorded(record, revision)
 
-    async def _stream(self, session: Session) -> None:
-        """Send operations as they come."""
-        try:
-            while True:
-                session.more.clear()
-                if session.method != PLAIN:
-                    await self._send_compressed(session)
-                else:
-                    self._send_operations(session)
-                await session.writer.drain()
-                if session.has_all:
-                    await session.more.wait()
-        except OSError:
-            session.writer.close()
-
-    def _send_operations(self, session: Session) -> None:
-        """Send the next operations as they are; `has_all` says whether these were the last."""
-        if found := self._next(session):
-            self._send_data(session, operations_of(session.number, found))
-            session.after = found[-1].at
-
-    async def _send_compressed(self, session: Session) -> None:
-        """Send the next operations compressed, if that pays."""
-        if found := self._next(session):
-            compressed = await self._compressing.compressed(found)
-            self._send_data(session, compressed or operations_of(session.number, found))
-            session.after = found[-1].at
-
-    def _next(self, session: Session) -> list[Numbered]:
-        """Return the operations to be sent next; end the session if they are gone."""
-        found = self._operations.after(session.after, FRAME_OPERATIONS_BYTES)
-        if found is None:
-            log.warning("copies: %s is too far behind, and is compared", session.node)
-            session.writer.close()
-        last = found[-1].at if found else session.after
-        session.has_all = found is None or last == self._operations.last
-        return found or []
-
-    def _send_data(self, session: Session, message: frames.Data | frames.Compressed) -> None:
-        """Send data, and count their bytes. Compressed ones may be of no session yet."""
-        if isinstance(message, frames.Compressed):
-            sent = session.send(msgspec.structs.replace(message, session=session.number))
-            self.plain_bytes += message.size
-        else:
-            sent = session.send(message)
-            self.plain_bytes += sent
-        self.sent_bytes += sent
-
     async def _catch_up(self, session: Session) -> None:
         """Have a follower make its files like the ones here, then send the operations since."""
         loop = asyncio.get_running_loop()
@@ -509,7 +380,7 @@ class LeaderOfCopies:
             return
         finally:
             self.replicated.close_snapshot(snapshot)
-        await self._stream(session)
+        await self.sender.stream(session)
 
     def _listed(self, session: Session, snapshot: SnapshotFiles) -> frames.Listing:
         listed = []
@@ -541,7 +412,7 @@ class LeaderOfCopies:
                 got, message = await loop.run_in_executor(
                     self._disk, read, session.method, piece, handles[path], size
                 )
-                self._send_data(session, message)
+                self.sender.send_data(session, message)
                 await session.writer.drain()
                 sent += got
                 ahead_s = sent / self._rate - (loop.time() - began)

@@ -605,7 +605,8 @@ class Leader:
 
     def answered(self) -> int:
         """Return the number up to which no sync, of now or later, waits for another node."""
-        return min(self._numbers(self._needed()), default=sys.maxsize)
+        joining = {peer.node for peer in self.peers.values() if peer.is_joining}
+        return min(self._numbers(self.members() | joining), default=sys.maxsize)
 
     def _confirm(self) -> Effects:
         if not self.are_enough():
@@ -619,10 +620,6 @@ class Leader:
             return []
         self._confirmed_before, self.confirmed = self.confirmed, number
         return [Confirm(number)]
-
-    def _needed(self) -> set[str]:
-        """Return the nodes without whose answer nothing is confirmed, but this one."""
-        return self.members() | {peer.node for peer in self.peers.values() if peer.is_joining}
 
     def are_enough(self, without: int = 0) -> bool:
         """Return whether there are as many members as a confirm needs, when so many are away."""

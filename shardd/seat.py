@@ -312,8 +312,8 @@ class Seat:
                 "replica_in_sync": len(leader.record.in_sync),
                 "replica_lag_bytes": leader.lag(),
                 "replica_lag_seconds": leader.lag_s(),
-                "replica_sent_bytes": leader.sent_bytes,
-                "replica_plain_bytes": leader.plain_bytes,
+                "replica_sent_bytes": leader.sender.sent_bytes,
+                "replica_plain_bytes": leader.sender.plain_bytes,
             }
             heir = self._giving.heir(time.monotonic())
             may_go = bool(heir) and await leader.may_hand_over(heir)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zstandard
 
-from shardmq.cluster import compression, frames, leading, rules
+from shardmq.cluster import compression, frames, leading, rules, sending
 from shardmq.cluster.compression import (
     COMPRESSED_FROM_BYTES,
     DECOMPRESSED_BYTES_MAX,
@@ -200,16 +200,16 @@ class Sent:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.compressed: set[str] = set()
         self.plain: set[str] = set()
-        send = leading.Session.send
+        send = sending.Session.send
 
-        def noted(session: leading.Session, message: frames.FromLeader) -> int:
+        def noted(session: sending.Session, message: frames.FromLeader) -> int:
             if isinstance(message, frames.Compressed):
                 self.compressed.add(session.node)
             elif isinstance(message, frames.Data):
                 self.plain.add(session.node)
             return send(session, message)
 
-        monkeypatch.setattr(leading.Session, "send", noted)
+        monkeypatch.setattr(sending.Session, "send", noted)
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ async def test_each_follower_gets_what_it_understands(
         node.start()
     await world.in_sync("a", "b", "c")
     assert sent.compressed == {"b"}
-    assert leader.sent_bytes < leader.plain_bytes
+    assert leader.sender.sent_bytes < leader.sender.plain_bytes
     sent.compressed.clear()
     await asyncio.to_thread(write_some, rng, a, leader)
     assert sent.compressed == {"b"} and "c" in sent.plain
@@ -312,5 +312,5 @@ async def test_without_the_setting_nothing_is_compressed(
     await world.in_sync("a", "b")
     await asyncio.to_thread(write_some, random.Random(5), a, leader)
     assert not sent.compressed
-    assert leader.sent_bytes == leader.plain_bytes > 0
+    assert leader.sender.sent_bytes == leader.sender.plain_bytes > 0
     assert content(a) == content(b)
