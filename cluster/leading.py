@@ -168,9 +168,12 @@ class LeaderOfCopies:
         """Take the record from a watch; in the thread of the loop."""
         self._act(self._rules.recorded(record, revision, self._clock()))
 
-    def copies_are(self, count: int) -> None:
-        """Take how many nodes have a copy or are to have one; in the thread of the loop."""
-        self._act(self._rules.copies_are(count, self._clock()))
+    def copies_are(self, count: int, min_in_sync: int | None = None) -> None:
+        """Take how many nodes have a copy or are to have one; in the thread of the loop.
+
+        min_in_sync: that of the shard; None: that of the settings.
+        """
+        self._act(self._rules.copies_are(count, self._clock(), min_in_sync))
 
     async def may_hand_over(self, node: str) -> bool:
         """Return whether a member can lead and confirm at once; in the thread of the loop.

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -45,6 +46,9 @@ from shardmq.cluster.records import (
     encoded,
     number_in,
 )
+from shardmq.cluster.replicas import Replicas, ShardSet, assigned
+from shardmq.cluster.replicas import decoded as replicas_in
+from shardmq.cluster.replicas import encoded as value_of_replicas
 from shardmq.cluster.rules import Record, RecordError
 
 FILE_NAME: Final = "cluster.json"
@@ -270,13 +274,44 @@ class Claims:
             )
         return msgspec.structs.replace(place, shards=sorted(own))
 
-    async def copied(self, place: Place, replicas: int) -> tuple[list[int], list[int]]:
+    async def replicas(self, place: Place, sets: Sequence[ShardSet]) -> dict[int, Replicas]:
+        """Write which shards of a place are in which set, and return their numbers."""
+        keys = self._keys
+        known = {number_in(pair.key): pair for pair in await self._range(keys.replicas)}
+        before = {
+            shard: replicas_in(known[shard].key, known[shard].value)
+            for shard in place.shards
+            if shard in known
+        }
+        try:
+            found = assigned(place.shards, sets, before)
+        except ValueError as error:
+            raise NoPlace(f"cluster.shard_sets: {error}") from None
+        changes: list[Operation] = [
+            Put(keys.replicas_of(shard), value_of_replicas(replicas))
+            for shard, replicas in found.items()
+            if before.get(shard) != replicas
+        ]
+        changes += [Delete(keys.replicas_of(shard)) for shard in before if shard not in found]
+        if changes:
+            await self._etcd.transact([], changes)
+        return found
+
+    async def copied(
+        self, place: Place, replicas: int, in_sets: Mapping[int, Replicas] = MappingProxyType({})
+    ) -> tuple[list[int], list[int]]:
         """Return which shards of a place have copies, or are to, and of which others it has copies.
 
         A shard that has copies has them for good, also if `replicas` is 1 now.
+
+        in_sets: the numbers of the shards of the place that are in a set.
         """
         there = {number_in(pair.key) for pair in (await self._etcd.range(self._keys.copies)).pairs}
-        own = [shard for shard in place.shards if shard in there or replicas > 1]
+        own = [
+            shard
+            for shard in place.shards
+            if shard in there or (in_sets[shard].count if shard in in_sets else replicas) > 1
+        ]
         seats = [
             number_in(pair.key)
             for pair in (await self._etcd.range(self._keys.shards)).pairs
@@ -482,6 +517,8 @@ class Wanted(NamedTuple):
 class Seats:
     """The shards with copies as a node knows them, so that it finds those to take a copy of.
 
+    A shard is to be on `replicas` nodes, unless it is in a set with a number of its own.
+
     Shards take the next nodes that are alive. The order begins behind the home of the shard, and
     goes on by one for each shard, so that the copies of one node lie on several.
 
@@ -503,12 +540,13 @@ class Seats:
         self._away_since: dict[int, float] = {}
         self._records: dict[int, Record] = {}  # of the shards that are led by the rules of copies
         self._claims: dict[int, tuple[Copies, int]] = {}  # with their revisions
+        self._in_sets: dict[int, Replicas] = {}  # of the shards that are in a set
         self._replacing: int | None = None  # a shard
 
     def take(self, news: Listing | Changes, now: float = 0.0) -> None:
         """Take what etcd has, or what has changed. What cannot be read is logged and left out."""
         if isinstance(news, Listing):
-            for known in (self._alive, self._names, self._records, self._claims):
+            for known in (self._alive, self._names, self._records, self._claims, self._in_sets):
                 known.clear()
         for each in news.pairs if isinstance(news, Listing) else news.changes:
             try:
@@ -531,11 +569,18 @@ class Seats:
             self._records.pop(number_in(each.key), None)
             if pair is not None:
                 self._records[number_in(each.key)] = _record_of(pair)
+        elif each.key.startswith(keys.replicas):
+            self._in_sets.pop(number_in(each.key), None)
+            if pair is not None:
+                self._in_sets[number_in(each.key)] = replicas_in(pair.key, pair.value)
         elif each.key.startswith(keys.shards):
             self._claims.pop(number_in(each.key), None)
             if pair is not None:
                 claim = decoded(pair.key, pair.value, Copies)
                 self._claims[number_in(each.key)] = claim, pair.mod_revision
+
+    def _replicas_of(self, shard: int) -> int:
+        return self._in_sets[shard].count if shard in self._in_sets else self._replicas
 
     def _members(self) -> set[int]:
         return {node for claim, _ in self._claims.values() for node in claim.members}
@@ -555,7 +600,7 @@ class Seats:
             if self._node not in self._next(shard, claim, len(lost)):
                 continue
             # A claim never gets shorter: half of its members must have all before a confirm.
-            spare = max(0, len(claim.members) + 1 - self._replicas)
+            spare = max(0, len(claim.members) + 1 - self._replicas_of(shard))
             gone = sorted(node for node in claim.members if node in lost - {claim.leader})[:spare]
             stay = [node for node in claim.members if node not in gone]
             wanted = Wanted(shard, claim, revision, [*stay, self._node], sorted(lost))
@@ -594,7 +639,7 @@ class Seats:
 
     def _next(self, shard: int, claim: Copies, lost: int) -> list[int]:
         """Return the nodes that are to take a copy of a shard."""
-        missing = max(0, self._replicas - len(claim.members) + lost)
+        missing = max(0, self._replicas_of(shard) - len(claim.members) + lost)
         others = sorted(
             self._alive.difference(claim.members),
             key=lambda node: (node - claim.leader) % NODES_MAX,

@@ -3,6 +3,7 @@
     /shardmq/NAME/nodes/ID      Node     ends with the lease of the node's supervisor
     /shardmq/NAME/shards/N      Copies   the claim of a shard: its home, and the nodes with copies
     /shardmq/NAME/copies/N      Record   of `rules`: who leads a shard that has copies
+    /shardmq/NAME/replicas/N    Replicas how many copies a shard has that is in a set (`replicas`)
     /shardmq/NAME/controller    Record   who leads the catalog
 
 A newer version may add fields. Unknown fields are ignored, and are lost when an older node writes
@@ -64,6 +65,7 @@ class KeyNames:
         self.nodes = f"{self.all}nodes/"
         self.shards = f"{self.all}shards/"
         self.copies = f"{self.all}copies/"
+        self.replicas = f"{self.all}replicas/"
         self.controller = f"{self.all}controller"
 
     def node(self, number: int) -> str:
@@ -77,6 +79,10 @@ class KeyNames:
     def copies_of(self, number: int) -> str:
         """Return the key of the record of a shard that has copies."""
         return f"{self.copies}{number}"
+
+    def replicas_of(self, number: int) -> str:
+        """Return the key of the numbers of a shard that is in a set."""
+        return f"{self.replicas}{number}"
 
 
 def number_in(key: str) -> int:

@@ -329,6 +329,7 @@ class Leader:
         self._hands_over_to = ""
         self._late: set[str] = set()  # members who have to leave
         self._copies = 1  # nodes that have a copy or are to have one
+        self._min_in_sync = settings.min_in_sync
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -411,9 +412,13 @@ class Leader:
         self._reads_since = None
         return self._act(now)
 
-    def copies_are(self, count: int, now: float) -> Effects:
-        """Take how many nodes have a copy or are to have one, this one included."""
+    def copies_are(self, count: int, now: float, min_in_sync: int | None = None) -> Effects:
+        """Take how many nodes have a copy or are to have one, this one included.
+
+        min_in_sync: that of the shard; None: that of the settings.
+        """
         self._copies = count
+        self._min_in_sync = self._settings.min_in_sync if min_in_sync is None else min_in_sync
         return self._act(now)
 
     def hand_over(self, node: str, now: float) -> Effects:
@@ -624,7 +629,7 @@ class Leader:
     def are_enough(self, without: int = 0) -> bool:
         """Return whether there are as many members as a confirm needs, when so many are away."""
         smallest = min(len(record.in_sync) for record in (self.record, *self._possible))
-        return smallest - without >= (self._settings.min_in_sync or (self._copies + 1) // 2)
+        return smallest - without >= (self._min_in_sync or (self._copies + 1) // 2)
 
     def _numbers(self, nodes: Iterable[str]) -> Iterable[int]:
         for node in nodes:

@@ -42,6 +42,8 @@ from shardmq.cluster.records import (
     decoded,
     number_in,
 )
+from shardmq.cluster.replicas import REPLICAS_MAX, Replicas
+from shardmq.cluster.replicas import decoded as replicas_in
 from shardmq.cluster.replicated_files import Deposed, ReplicatedFiles
 from shardmq.cluster.rules import Record, Settings, Wait
 from shardmq.cluster.secret import tls_context
@@ -127,10 +129,13 @@ class Seat:
         self._settings = Settings(disk_stall_s=config.disk_stall_s, min_in_sync=copies.min_in_sync)
         self._life = new_life()
         self._keys = KeyNames(copies.cluster)
+        self._own_replicas = self._keys.replicas_of(config.shard)
         self._operations = OperationLog()
         self._nodes: dict[int, Node] = {}
         self._records: dict[int, Record] = {}  # of all shards
         self._claims: dict[int, Copies] = {}
+        self._replicas: Replicas | None = None  # of this shard, if it is in a set
+        self._is_listed = False  # etcd has said once what there is
         self._revision = 0  # of the record of this shard
         self._numbers: dict[str, float] = {}
         self._is_leaving = False  # the shard drains, and nothing changes the heir any more
@@ -296,7 +301,7 @@ class Seat:
             waits=notify.watchdog,
             compression=self._copies.compression,
         )
-        self._leader.copies_are(self._copies_count())
+        self._leader.copies_are(self._copies_count(), self._min_in_sync())
         self.files = self._leader.replicated
         self._tell()
         return await self._leader.run()
@@ -369,6 +374,9 @@ class Seat:
             for known in (self._nodes, self._records, self._claims):
                 known.clear()
             self._revision = news.revision
+            self._is_listed = True
+            if all(pair.key != self._own_replicas for pair in news.pairs):
+                self._replicas = None
         for each in news.pairs if isinstance(news, Listing) else news.changes:
             try:
                 self._take(each)
@@ -384,6 +392,9 @@ class Seat:
                 self._revision = news.mod_revision
             if isinstance(news, Pair):
                 self._records[shard] = record_of(news)
+        elif news.key == self._own_replicas:  # one that cannot be read leaves the one before
+            value = news.value if isinstance(news, Pair) else None
+            self._replicas = None if value is None else replicas_in(news.key, value)
         elif news.key.startswith(self._keys.shards):
             shard = number_in(news.key)
             if isinstance(news, Pair):  # one that cannot be read leaves the one before
@@ -403,7 +414,7 @@ class Seat:
             if copies is not None:
                 copies.recorded(record, self._revision)
         if self._leader is not None:
-            self._leader.copies_are(self._copies_count())
+            self._leader.copies_are(self._copies_count(), self._min_in_sync())
         known = self._giving.lost
         self._giving.look(self._led(), time.monotonic())
         if self._giving.lost != known:
@@ -430,7 +441,17 @@ class Seat:
         if claim is None:
             return max(1, 0 if self._record is None else len(self._record.in_sync))
         # A home that was lost, and has been replaced, is a member still.
-        return max(1, min(len(claim.members), self._copies.replicas))
+        wanted = self._copies.replicas if self._replicas is None else self._replicas.count
+        return max(1, min(len(claim.members), wanted))
+
+    def _min_in_sync(self) -> int | None:
+        """Return the number of the set that the shard is in; None: that of the settings.
+
+        Before etcd has said whether the shard is in a set, nothing is confirmed.
+        """
+        if not self._is_listed:
+            return REPLICAS_MAX
+        return None if self._replicas is None else self._replicas.min_in_sync
 
     def _led(self) -> dict[int, Led]:
         """Return what the rule of giving back looks at."""

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct, inspect
 
 from shardmq.cluster.compression import EXTRA, PLAIN, is_there
 from shardmq.cluster.records import CLUSTER_NAME, DOORS_PER_NODE, SHARDS_MAX
+from shardmq.cluster.replicas import shard_set
 from shardmq.supervisor.nearest import did_you_mean
 
 # The nodes that are to have the messages of a shard, if no setting says so.
@@ -280,6 +281,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     node_timeout_s: Annotated[int, Meta(ge=2, le=600)] = 6
     replicas: Annotated[int, Meta(ge=0, le=7)] = 0  # 0: 3, if the other settings allow copies
     min_in_sync: Annotated[int, Meta(ge=0, le=7)] = 0  # 0: half of the copies, rounded up
+    # Of the shards that this node makes, those with other numbers: SHARDS:REPLICAS/MIN_IN_SYNC.
+    shard_sets: Text | list[Text] = []
     # A node that is back leads its shards again when it has been in sync for so long. 0: never.
     give_back_after_s: Annotated[float, Meta(ge=0, le=86400)] = 60.0
     # Another node takes the copies of one that has been away for so long. 0: never.
@@ -290,6 +293,11 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.min_in_sync > (self.replicas or REPLICAS):
             raise ValueError("min_in_sync: it is more than replicas")
+        try:
+            for each in self.sets_of_shards:
+                shard_set(each)
+        except ValueError as error:
+            raise ValueError(f"shard_sets: {error}") from None
         if not self.name:
             return
         if not CLUSTER_NAME.fullmatch(self.name):
@@ -307,6 +315,11 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("etcd_key: it is of no use without etcd_cert")
         if self.etcd_password and not self.etcd_user:
             raise ValueError("etcd_password: it is of no use without etcd_user")
+
+    @property
+    def sets_of_shards(self) -> list[str]:
+        """The texts of `shard_sets`."""
+        return [self.shard_sets] if isinstance(self.shard_sets, str) else self.shard_sets
 
     @property
     def endpoints(self) -> list[str]:

@@ -44,6 +44,7 @@ from shardmq.cluster.records import (
     decoded,
     encoded,
 )
+from shardmq.cluster.replicas import shard_set
 from shardmq.cluster.secret import keys_of
 from shardmq.cluster.versions import disagreement, own_versions
 from shardmq.supervisor.config import Cluster, ConfigError
@@ -108,7 +109,7 @@ class Member:
         data_dir: The data directory, which keeps the place of the node.
         shards: The number of shards that the node is to have.
         held: The numbers of the shards whose directories there are.
-        replicas: On how many nodes the messages of a shard are to be.
+        replicas: On how many nodes the messages of a shard are to be that is in no set.
 
     `shards` is the number of shards that the node has made, or is to make.
     `failed` is called with the task that renews the lease, when that task has ended by itself.
@@ -134,6 +135,7 @@ class Member:
         self.shards = max(shards, len(held))
         self._held = held
         self.replicas = replicas
+        self._sets = [shard_set(text) for text in settings.sets_of_shards]
         from shardmq.cluster.etcd import Etcd, Tls  # only a node of a cluster needs it
 
         self._why_misplaced = ""
@@ -162,6 +164,11 @@ class Member:
         self._taking: asyncio.Task[None] | None = None
         self._incarnation = time.time_ns() // 1_000_000
 
+    @property
+    def takes_copies(self) -> bool:
+        """True if this node is to take copies of shards of other nodes."""
+        return max([self.replicas, *(each.replicas.count for each in self._sets)]) > 1
+
     async def join(self, tell: Callable[[str], None]) -> list[int]:
         """Claim the number of the node and of its shards, and note them in `place`.
 
@@ -182,7 +189,8 @@ class Member:
                 await claims.secret(self._keys.fingerprint)
                 place = await claims.number(self.place)
                 place = await claims.shards(place, self.shards, self._held)
-                own, seats = await claims.copied(place, self.replicas)
+                in_sets = await claims.replicas(place, self._sets)
+                own, seats = await claims.copied(place, self.replicas, in_sets)
                 break
             except EtcdAway as error:
                 text = f"waits for etcd: {error}"
@@ -239,6 +247,8 @@ class Member:
             "keys": msgspec.to_builtins(keys),
             "etcd": etcd,
             "node_timeout_s": settings.node_timeout_s,
+            "replicas": self.replicas,
+            "min_in_sync": settings.min_in_sync,
         }
         copies = {
             "cluster": place.cluster,
@@ -328,7 +338,7 @@ class Member:
                 raise ConfigError(f"cluster: {why} (release {other.version})")
 
     async def take_seats(self, taken: Callable[[int], None]) -> None:
-        """Take copies of shards of other nodes, as long as these have fewer than `replicas`.
+        """Take copies of shards of other nodes, as long as these have too few.
 
         `leave` cancels the task that does this.
 

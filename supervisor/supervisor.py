@@ -298,7 +298,7 @@ class Supervisor:
                     log.error("the ready line cannot be written: %s", error)
                 self._is_ready = True
                 systemd.tell("READY=1", f"STATUS={self.ready_line()}")
-                if self._member is not None and self._member.replicas > 1:
+                if self._member is not None and self._member.takes_copies:
                     taking = self._member.take_seats(partial(self._take_seat, self._member))
                     self._tasks.start(taking)
                 await self._ending.wait()

@@ -14,6 +14,7 @@ from shardmq.broker.controller.peers.presence import door_of
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.routing.placement import NodeShards
 from shardmq.broker.shared.control import node_of
+from shardmq.cluster.replicas import ReplicasOfShards
 
 
 class KnownNode(NamedTuple):
@@ -27,6 +28,13 @@ class KnownNode(NamedTuple):
     shards: Collection[int]
     is_alive: bool
     homes: int | None = None
+
+
+class Claimed(NamedTuple):
+    """The nodes that have a copy of a shard or are to have one, and the term of its leader."""
+
+    members: tuple[str, ...]
+    term: int
 
 
 def places_of(nodes: Iterable[KnownNode]) -> list[NodeShards]:
@@ -43,6 +51,8 @@ class ClusterView:
     own: the name of the node of this controller.
     is_listed: etcd has this node among those of the cluster, so that it has not lost its data.
     in_sync: the names of the nodes that have all definitions.
+    replicas: how many copies the shards have, by the settings.
+    claims: by shard, for shards with copies.
     """
 
     def __init__(
@@ -52,6 +62,8 @@ class ClusterView:
         self.own = own
         self.is_listed = False
         self.in_sync: Collection[str] = (own,)
+        self.replicas = ReplicasOfShards()
+        self.claims: Mapping[int, Claimed] = {}
         self._own_number = number
         self._own_facts = own_facts
         self._nodes = {number: KnownNode(number, own, shards, True)}
@@ -65,6 +77,8 @@ class ClusterView:
         nodes: Collection[KnownNode],
         in_sync: Collection[str] = (),
         copies: Mapping[int, Collection[str]] = MappingProxyType({}),
+        replicas: ReplicasOfShards = ReplicasOfShards(),
+        claims: Mapping[int, Claimed] = MappingProxyType({}),
     ) -> None:
         """Take all nodes of the cluster. That of this controller is there, and alive.
 
@@ -72,6 +86,7 @@ class ClusterView:
         copies: the names of the nodes that have all of a shard, for shards with copies.
         """
         self.in_sync, self._copies = in_sync, copies
+        self.replicas, self.claims = replicas, claims
         known = {self._own_number: self._nodes[self._own_number]}
         known |= {node.number: node for node in nodes}
         self.is_listed = any(node.number == self._own_number for node in nodes)
@@ -116,6 +131,12 @@ class ClusterView:
     def in_sync_of(self, shard: int) -> Collection[str]:
         """Return the names of the nodes that have all of a shard."""
         return self._copies.get(shard) or (self.of_shard(shard),)
+
+    def min_in_sync_of(self, shard: int) -> int:
+        """Return with how many nodes in sync the leader of a shard confirms now."""
+        replicas, claim = self.replicas.of(shard), self.claims.get(shard)
+        there = 1 if claim is None else len(claim.members)
+        return replicas.min_in_sync or (max(1, min(there, replicas.count)) + 1) // 2
 
     def online_of(self, shard: int) -> list[str]:
         """Return the names of those of them that live."""

@@ -47,6 +47,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     fd: the socket at which the other nodes reach this controller, at `host` and `port`.
     node_timeout_s: other nodes take over from one that is gone after so many seconds.
     release: the version of the program, for people.
+    replicas, min_in_sync: those of the shards that are in no set, as the settings of this node say.
     """
 
     name: str
@@ -59,6 +60,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     etcd: EtcdSettings
     node_timeout_s: float = 6.0
     release: str = ""
+    replicas: int = 1
+    min_in_sync: int = 0
 
 
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):

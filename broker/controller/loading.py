@@ -35,6 +35,7 @@ from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.permissions import expanded
 from shardmq.broker.model.policies import COMPONENTS
 from shardmq.broker.routing.placement import NodeShards, Placement
+from shardmq.cluster.replicas import ReplicasOfShards
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,10 @@ class Loaded(NamedTuple):
 
 
 def load(
-    definitions: Definitions, config: ControllerConfig, nodes: Iterable[NodeShards] = ()
+    definitions: Definitions,
+    config: ControllerConfig,
+    nodes: Iterable[NodeShards] = (),
+    replicas: ReplicasOfShards = ReplicasOfShards(),
 ) -> Loaded:
     """Load what exists, and place what is new at the nodes. Raises DefinitionsError.
 
@@ -56,6 +60,7 @@ def load(
     broker is made here, too.
     """
     placement = Placement(config.own_shards or range(config.shards), nodes)
+    placement.has_copies(replicas)
     catalog = load_or_begin(definitions, config, placement=placement)
     if definitions.waits_for_others:
         installation_id(Path(config.data_dir), definitions.files)

@@ -21,7 +21,7 @@ from shardmq.broker.controller import memory
 from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.bridging import Bridges
-from shardmq.broker.controller.cluster_view import ClusterView, KnownNode, places_of
+from shardmq.broker.controller.cluster_view import Claimed, ClusterView, KnownNode, places_of
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.disk_watch import DiskWatch
 from shardmq.broker.controller.groups.memberships import Memberships
@@ -69,6 +69,7 @@ from shardmq.broker.shared.control import (
     node_of,
 )
 from shardmq.cluster.membership import Inheritance
+from shardmq.cluster.replicas import ReplicasOfShards
 from shardmq.cluster.replicated_files import Deposed
 from shardmq.cluster.streams import (
     CONTROL,
@@ -262,9 +263,12 @@ class Controller:
         nodes: Collection[KnownNode],
         in_sync: Collection[str],
         copies: Mapping[int, Collection[str]],
+        replicas: ReplicasOfShards,
+        claims: Mapping[int, Claimed],
     ) -> None:
         """Take the nodes of the cluster, and who has all definitions and all of which shards."""
-        self.cluster.know(nodes, in_sync, copies)
+        self.cluster.know(nodes, in_sync, copies, replicas, claims)
+        self.placement.has_copies(replicas)
 
     def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Collection[int]) -> None:
         """Take the shards and front doors of the nodes of the cluster that live."""

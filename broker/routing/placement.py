@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from shardmq.broker.routing.hashing import hash64, jump
+from shardmq.cluster.replicas import Replicas, ReplicasOfShards
 
 
 class NodeShards(NamedTuple):
@@ -31,16 +32,29 @@ class Places(NamedTuple):
     shards: in order.
     nodes: in the order of their numbers, also those that are down; none without a cluster.
     away: the shards of nodes that are down.
+    replicas: how many copies the shards have.
     """
 
     shards: tuple[int, ...]
     nodes: tuple[NodeShards, ...] = ()
     away: frozenset[int] = frozenset()
+    replicas: ReplicasOfShards = ReplicasOfShards()
 
     @property
     def shard_count(self) -> int:
         """Return how many shards the broker is to use, those of nodes that are down among them."""
         return sum(len(node.shards) for node in self.nodes) if self.nodes else len(self.shards)
+
+    def with_copies(self, asked: Replicas) -> Places:
+        """Return the same with only those of the shards that suit a queue best."""
+        shards = self.replicas.nearest(asked, self.shards)
+        if shards == self.shards:
+            return self
+        nodes = tuple(
+            node._replace(shards=tuple(shard for shard in node.shards if shard in shards))
+            for node in self.nodes
+        )
+        return self._replace(shards=shards, nodes=nodes)
 
     def by_name(self, vhost: str, queue: str) -> int:
         """Return the shard that the name of a queue stands for."""
@@ -72,6 +86,7 @@ class Placement:
         """Begin with the shards of a broker without a cluster, or with the nodes of a cluster."""
         self._shards = tuple(shards)
         self._nodes = tuple(nodes)
+        self._replicas = ReplicasOfShards()
         self._found: tuple[Collection[str], Places] | None = None
 
     def change(self, nodes: Iterable[NodeShards]) -> bool:
@@ -79,6 +94,12 @@ class Placement:
         before, self._nodes = self._nodes, tuple(nodes)
         self._found = None
         return self._nodes != before
+
+    def has_copies(self, replicas: ReplicasOfShards) -> None:
+        """Take how many copies the shards have."""
+        if replicas != self._replicas:
+            self._replicas = replicas
+            self._found = None
 
     def without(self, drained: Collection[str]) -> Places:
         """Return the places for queues when the nodes with these names are drained.
@@ -91,15 +112,15 @@ class Placement:
 
     def _without(self, drained: Collection[str]) -> Places:
         if not self._nodes:
-            return Places(self._shards)
+            return Places(self._shards, replicas=self._replicas)
         nodes = tuple(node for node in self._nodes if node.name not in drained)
         shards = _alive(nodes)
         away = frozenset(
             shard for node in self._nodes if not node.is_alive for shard in node.shards
         )
         if not shards:
-            return Places(_alive(self._nodes), self._nodes, away)
-        return Places(shards, nodes, away)
+            return Places(_alive(self._nodes), self._nodes, away, self._replicas)
+        return Places(shards, nodes, away, self._replicas)
 
 
 def _alive(nodes: Iterable[NodeShards]) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ COLUMNS = [
 ]  # fmt: skip
 
 SHARD_COLUMNS = [
-    "shard", "node", "in_sync", "replica_lag_bytes", "replica_lag_seconds", "ready", "alarm",
-    "queues",
+    "shard", "node", "replicas", "min_in_sync", "in_sync", "replica_lag_bytes",
+    "replica_lag_seconds", "ready", "alarm", "queues",
 ]  # fmt: skip
 PLAN_COLUMNS = ["vhost", "name", "from_node", "from_shard", "to_node", "to_shard"]
 LOOK_S = 0.5  # between two looks how far something is
@@ -36,6 +36,7 @@ def status(api: Api) -> Rows:
 def shards(api: Api) -> Rows:
     """List the shards: which node leads each of them, which have all of it, and how far behind.
 
+    A shard is to be on as many nodes as replicas says, and needs min_in_sync of them to confirm.
     A shard waits for the slowest of the nodes in sync: so many bytes, for so many seconds.
     """
     return Rows(api.get("shards"), SHARD_COLUMNS)

@@ -155,6 +155,13 @@ class JoinsBehind(Leader):
         )
 
 
+class CountsByTheSettings(Leader):
+    """Takes the numbers of the settings for a shard that has its own."""
+
+    def copies_are(self, count: int, now: float, min_in_sync: int | None = None) -> Effects:
+        return super().copies_are(count, now)
+
+
 class ForgetsItsProposal(Leader):
     """Counts a new member only when it has heard that the record has it."""
 
@@ -208,6 +215,7 @@ BROKEN: tuple[Any, ...] = (
     TrustsTheClock,
     ToleratesGaps,
     JoinsBehind,
+    CountsByTheSettings,
     ForgetsItsProposal,
     ComparesMembers,
     WritesThatAreNotSent,

@@ -10,6 +10,8 @@ all of it.
 The content of a copy is the list of the operations that made it. `World.broken` is raised when
 
 - a sync is confirmed that is not what was confirmed before at the same place (two leaders);
+- a sync is confirmed with fewer nodes in sync than its shard asks for, by the numbers of the
+  settings or those of a set of shards, which may change;
 - a member of the in-sync set lacks something that was confirmed, on stable storage;
 - the copy of a follower is no first part of its leader's;
 - nothing is confirmed, or a node is not in sync, a while after all faults are over.
@@ -108,6 +110,7 @@ class Node:
         self.tail: list[Operation] = []
         self.base_length = 0
         self.number = 0
+        self.min_in_sync = 1  # that this node was told, as a leader
 
 
 class World:
@@ -126,6 +129,8 @@ class World:
         self.settings = SETTINGS
         if len(names) > 2 and self.random.random() < 0.4:
             self.settings = rules.msgspec.structs.replace(SETTINGS, min_in_sync=2)
+        # Of the set that the shard is in; None: it is in none.
+        self.own_min = self.random.choice([None, None, None, *range(1, len(names) + 1)])
         self.record: Record | None = None
         self.revision = 0
         self.in_flight: list[rules.Propose] = []
@@ -432,7 +437,15 @@ class World:
         node.role = self.leader(
             node.name, node.process, lead.record, lead.revision, lead.base, self.settings, self.now
         )
+        self.tell_numbers(node)
         self.append(node, is_sync=True)
+
+    def tell_numbers(self, node: Node) -> None:
+        """Tell a leader the numbers of the shard, as etcd has them now."""
+        if isinstance(node.role, Leader):
+            own = self.own_min
+            node.min_in_sync = self.settings.min_in_sync if own is None else own
+            self.act(node, node.role.copies_are(len(self.nodes), self.now, own))
 
     def snapshot(self, node: Node, to: str, session: int) -> None:
         role, disk, wire = node.role, node.disk, node.wires.get(to)
@@ -587,6 +600,12 @@ class World:
         node.clock = self.random.randint(-A_DAY, A_DAY)
         if self.random.random() < 0.5:
             self.fault_kill(node)
+
+    def fault_numbers(self, node: Node) -> None:
+        """Put the shard into another set, or into none; the leader hears of it."""
+        self.own_min = self.random.choice([None, *range(1, len(self.nodes) + 1)])
+        for each in self.nodes.values():
+            self.after(0.0, 0.5, self.in_life(each, lambda each=each: self.tell_numbers(each)))  # type: ignore[misc]
 
     def fault_stop(self, node: Node) -> None:
         if node.role is None or node.is_frozen:
@@ -766,6 +785,10 @@ class World:
         log = node.disk.log
         assert log is not None
         prefix = log[: node.base_length + number]
+        role, record = node.role, self.record
+        is_of_leader = isinstance(role, Leader) and record is not None and record.term == role.term
+        if is_of_leader and len(record.in_sync) < node.min_in_sync:
+            raise Broken(f"{node.name} confirms {number}: too few are in sync")
         known = min(len(prefix), len(self.confirmed))
         if prefix[:known] != self.confirmed[:known]:
             raise Broken(f"{node.name} confirms {number}: two leaders have the same place")

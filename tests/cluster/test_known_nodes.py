@@ -174,6 +174,23 @@ def test_a_claim_that_cannot_be_read_any_more_counts_as_before(seat: Seat) -> No
     assert seat._copies_count() == 3
 
 
+def test_a_shard_confirms_by_the_numbers_of_its_set(seat: Seat) -> None:
+    assert seat._min_in_sync() == 7, "etcd has not said yet whether there is a set"
+    claim, own = pair(KEYS.shard(0), encoded(CLAIM)), KEYS.replicas_of(0)
+    seat._take_all(listing(claim, pair(KEYS.replicas_of(1), b'{"count":1}')))
+    assert (seat._min_in_sync(), seat._copies_count()) == (None, 3)
+    seat._take_all(Changes((pair(own, b'{"count":2,"min_in_sync":2}'),), 6))
+    assert (seat._min_in_sync(), seat._copies_count()) == (2, 2)
+    seat._take_all(Changes((pair(own, b"{"),), 7))
+    assert (seat._min_in_sync(), seat._copies_count()) == (2, 2), "it counts as before"
+    seat._take_all(Changes((Deleted(own, 8),), 8))
+    assert (seat._min_in_sync(), seat._copies_count()) == (None, 3)
+    seat._take_all(Changes((pair(own, b'{"count":1}'),), 9))
+    assert (seat._min_in_sync(), seat._copies_count()) == (0, 1)
+    seat._take_all(listing(claim))
+    assert (seat._min_in_sync(), seat._copies_count()) == (None, 3)
+
+
 def test_the_next_process_of_a_shard_knows_how_often_its_home_has_lost_the_lead(
     tmp_path: Path,
 ) -> None:

@@ -106,6 +106,15 @@ def test_half_of_the_copies_are_enough_unless_a_setting_says_otherwise() -> None
     assert leader.copies_are(2, 0.8) == [Confirm(3)]
 
 
+def test_the_numbers_of_the_shard_count_before_those_of_the_settings() -> None:
+    leader = leading("a", settings=Settings(min_in_sync=1))
+    assert leader.copies_are(3, 0.1, 2) == []
+    leader.sync_begun(1, 0.2)
+    assert leader.sync_done(1, 0.3) == []
+    assert leader.copies_are(3, 0.4, 0) == [], "half of the copies are two"
+    assert leader.copies_are(3, 0.5) == [Confirm(1)]
+
+
 @pytest.mark.row("K3", "K4")
 def test_a_silent_member_is_left_out_when_the_record_says_so_and_not_before() -> None:
     leader = leading("a", "b")

@@ -12,11 +12,13 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from shardmq.broker.controller.cluster_view import Claimed
 from shardmq.broker.controller.disk_watch import DiskWatch
 from shardmq.broker.controller.management import call
 from shardmq.broker.controller.management.app import api_app
 from shardmq.broker.controller.management.http_connections import SERVER
 from shardmq.broker.controller.node_facts import ETCD_AWAY, Certificate, facts_of
+from shardmq.cluster.replicas import Replicas, ReplicasOfShards
 from tests.http_api import conftest
 from tests.http_api.conftest import Api
 from tests.http_api.fake_cluster import DOWN, LEADER, NODES, OTHER, in_cluster
@@ -225,6 +227,19 @@ async def test_logins_are_those_of_the_node(cluster: Api) -> None:
     assert rows["http"]["auth_attempts"] == 0
     rows = {row["protocol"]: row for row in await cluster.get(f"/api/auth/attempts/{LEADER}")}
     assert rows["http"]["auth_attempts"] > 0
+
+
+async def test_shards_say_on_how_many_nodes_they_are_to_be(cluster: Api) -> None:
+    numbers = ReplicasOfShards({1: Replicas(5, 4)}, Replicas(3))
+    members = Claimed((LEADER, OTHER, DOWN), 2)
+    copies = {0: [LEADER, OTHER], 1: [LEADER, OTHER]}
+    cluster.context.cluster.know(NODES, [LEADER], copies, numbers, {0: members, 1: members})
+    for path in ("/api/shards", "/api/shards/load"):
+        rows = await cluster.get(path)
+        assert [(row["replicas"], row["min_in_sync"]) for row in rows] == [(3, 2), (5, 4)]
+    alone = {0: Claimed((LEADER,), 1)}  # others will take copies
+    cluster.context.cluster.know(NODES, [LEADER], {0: [LEADER]}, numbers, alone)
+    assert (await cluster.get("/api/shards"))[0]["min_in_sync"] == 1
 
 
 async def test_shards_say_on_which_nodes_they_are(cluster: Api) -> None:

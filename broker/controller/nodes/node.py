@@ -56,6 +56,7 @@ from shardmq.cluster.operations import CopiedDirectory, OperationLog
 from shardmq.cluster.pairs import EtcdRefused
 from shardmq.cluster.record_store import EtcdRecord
 from shardmq.cluster.records import DOORS_PER_NODE, KeyNames
+from shardmq.cluster.replicas import Replicas, ReplicasOfShards
 from shardmq.cluster.replicated_files import Deposed
 from shardmq.cluster.rules import Lead, Record
 from shardmq.cluster.secret import tls_context
@@ -189,8 +190,14 @@ class Node:
         if self._leader is not None:
             in_sync = [] if record is None else record.in_sync
             shards = nodes.shards()
-            self._leader.know(nodes.known(), in_sync, nodes.copies())
+            self._leader.know(
+                nodes.known(), in_sync, nodes.copies(), self._replicas(), nodes.claims()
+            )
             self._leader.learn({each.number: shards[each.number] for each in near}, doors_of(near))
+
+    def _replicas(self) -> ReplicasOfShards:
+        others = Replicas(self._cluster.replicas, self._cluster.min_in_sync)
+        return ReplicasOfShards(dict(self._nodes.in_sets), others)
 
     def _understands(self, node: records.Node) -> bool:
         """Return whether this node can work with another one; log it if not."""
@@ -324,7 +331,8 @@ class Node:
                 waits_for_others=True,
                 format=self._format,
             )
-            loaded = await asyncio.to_thread(load, definitions, config, await self._places())
+            places = await self._places()
+            loaded = await asyncio.to_thread(load, definitions, config, places, self._replicas())
             doors = doors_of(filter(self._understands, self._nodes.nodes.values()))
             controller = Controller(config, doors, loaded, self._etcd_silent_s, self._elsewhere)
             controller.forget_node = Claims(self._etcd, self._cluster.name).forget

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
-from shardmq.broker.controller.cluster_view import KnownNode
+from shardmq.broker.controller.cluster_view import Claimed, KnownNode
 from shardmq.broker.shared.control import ShardElsewhere
 from shardmq.cluster.etcd import Etcd
 from shardmq.cluster.membership import member_of, members_key, refused_key, refused_of
@@ -25,6 +25,8 @@ from shardmq.cluster.records import (
     decoded,
     number_in,
 )
+from shardmq.cluster.replicas import Replicas
+from shardmq.cluster.replicas import decoded as replicas_in
 from shardmq.cluster.rules import Record
 from shardmq.cluster.streams import Address
 
@@ -37,6 +39,7 @@ class Nodes:
     nodes: the nodes that are alive, by number.
     members: the names of all nodes, by number.
     owners: the numbers of the nodes that lead the shards, by shard.
+    in_sets: the numbers of copies of the shards that are in a set.
     record: the record of the leader, and `revision` that of its last change; without a record, of
         the whole store.
     changed: called after each change.
@@ -47,7 +50,8 @@ class Nodes:
         self.nodes: dict[int, Node] = {}
         self.members: dict[int, str] = {}
         self.owners: dict[int, int] = {}
-        self._homes: dict[int, int] = {}  # the nodes that have claimed the shards
+        self.in_sets: dict[int, Replicas] = {}
+        self._claims: dict[int, Copies] = {}
         self._copies: dict[int, Record] = {}  # of the shards that have copies
         self.record: Record | None = None
         self.revision = 0
@@ -67,7 +71,7 @@ class Nodes:
 
     def _take_all(self, news: Listing | Changes) -> None:
         if isinstance(news, Listing):
-            for known in (self.nodes, self.members, self._homes, self._copies):
+            for known in (self.nodes, self.members, self._claims, self._copies, self.in_sets):
                 known.clear()
             self.record, self.revision = None, news.revision
             found: tuple[Pair | Deleted, ...] = news.pairs
@@ -92,7 +96,7 @@ class Nodes:
         self._was_member = is_member
         numbers = {name: number for number, name in self.members.items()}
         self.owners.clear()
-        self.owners.update(self._homes)
+        self.owners.update((shard, claim.leader) for shard, claim in self._claims.items())
         self.owners.update(
             (shard, numbers[record.leader])
             for shard, record in self._copies.items()
@@ -115,14 +119,17 @@ class Nodes:
             name = None if value is None else member_of(news.key, value).name
             _set(self.members, news.key, name)
         elif news.key.startswith(self._keys.shards):
-            home = decoded(news.key, news.value, Copies).leader if isinstance(news, Pair) else None
-            _set(self._homes, news.key, home)
+            claim = decoded(news.key, news.value, Copies) if isinstance(news, Pair) else None
+            _set(self._claims, news.key, claim)
+        elif news.key.startswith(self._keys.replicas):
+            in_set = None if value is None else replicas_in(news.key, value)
+            _set(self.in_sets, news.key, in_set)
         elif news.key.startswith(self._keys.copies):
             _set(self._copies, news.key, record_of(news) if isinstance(news, Pair) else None)
 
     def known(self) -> list[KnownNode]:
         """Return all nodes, those that are not alive too."""
-        homes = Counter(self._homes.values())
+        homes = Counter(claim.leader for claim in self._claims.values())
         return [
             KnownNode(number, name, self._shards_of(number), number in self.nodes, homes[number])
             for number, name in sorted(self.members.items())
@@ -154,6 +161,16 @@ class Nodes:
     def copies(self) -> dict[int, list[str]]:
         """Return the names of the nodes that have all of a shard, for shards with copies."""
         return {shard: sorted(record.in_sync) for shard, record in self._copies.items()}
+
+    def claims(self) -> dict[int, Claimed]:
+        """Return who has a copy of a shard, or is to have one, for shards with copies."""
+        return {
+            shard: Claimed(
+                tuple(self.members.get(node, str(node)) for node in claim.members), record.term
+            )
+            for shard, record in self._copies.items()
+            if (claim := self._claims.get(shard)) is not None
+        }
 
     def address(self, name: str) -> Address | None:
         """Return where the controller of a node is reached; None if the node is not alive."""

@@ -58,12 +58,18 @@ def warnings(numbers: dict[str, float]) -> list[str]:
 def node_of_shard(context: Context, shard: int) -> dict[str, Any]:
     """Return the fields that name the nodes of a shard; there are none without a cluster.
 
-    `in_sync` are the nodes that have all of the shard.
+    `in_sync` are the nodes that have all of the shard. It is to be on `replicas` nodes, and nothing
+    is confirmed while fewer than `min_in_sync` are in sync.
     """
     cluster = context.cluster
     if not cluster.is_cluster:
         return {}
-    return {"node": cluster.of_shard(shard), "in_sync": list(cluster.in_sync_of(shard))}
+    return {
+        "node": cluster.of_shard(shard),
+        "in_sync": list(cluster.in_sync_of(shard)),
+        "replicas": cluster.replicas.of(shard).count,
+        "min_in_sync": cluster.min_in_sync_of(shard),
+    }
 
 
 async def shards(call: Call) -> list[dict[str, Any]]:
