@@ -68,6 +68,7 @@ from shardmq.broker.model.changes import (
     VhostPut,
 )
 from shardmq.broker.model.checks import NO_ROOM, SERVER_NAMED_PREFIX, Refusal
+from shardmq.broker.model.copies import asked_by
 from shardmq.broker.model.passwords import DEFAULT_ALGORITHM
 from shardmq.broker.model.policies import NO_POLICIES, Policies
 from shardmq.broker.routing.placement import Placement, Places
@@ -79,6 +80,7 @@ from shardmq.broker.shared.control import (
     QueueDeclare,
     things_asked,
 )
+from shardmq.cluster.replicas import Replicas
 from shardmq.shardd.wire import messages as wire
 
 BATCH_MAX = 2048  # requests that share one sync
@@ -350,7 +352,7 @@ class Authority:
 
         In a flood of them not all is logged.
         """
-        for line in self._lines.of(things, time.monotonic()):
+        for line in self._lines.of(things, time.monotonic(), self.most_copies):
             log.warning("%s", line)
 
     def _apply(self, changes: list[AnyChange]) -> None:
@@ -445,6 +447,15 @@ class Authority:
     def places(self) -> Places:
         """The shards that new queues are placed on, and the nodes that are to have queues."""
         return self._placement.without(self.catalog.drained_nodes)
+
+    @property
+    def most_copies(self) -> Replicas:
+        """The most copies that a shard has, and the most nodes that must be in sync for one."""
+        return self._placement.most
+
+    def asked(self, queue: QueuePut) -> Replicas:
+        """Return the copies that a queue asks for."""
+        return asked_by(queue, self.catalog.vhost(queue.vhost), self._placement.replicas.others)
 
     async def tell_shards(self, queues: list[QueuePut]) -> list[QueuePut]:
         return await self._orders.tell(queues)

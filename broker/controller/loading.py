@@ -35,7 +35,7 @@ from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.permissions import expanded
 from shardmq.broker.model.policies import COMPONENTS
 from shardmq.broker.routing.placement import NodeShards, Placement
-from shardmq.cluster.replicas import ReplicasOfShards
+from shardmq.cluster.replicas import Replicas, ReplicasOfShards
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,9 @@ def load_or_begin(
         server_name,
         placement or Placement(range(config.shards)),
     )
-    _load_given(given, decisions, definitions, catalog, config, needs_all=begin or needs_given)
+    needs_all = begin or needs_given
+    stages = _load_given(given, decisions, definitions, catalog, config, needs_all=needs_all)
+    warn_of_no_effect(stages, without_effect.NO_COPIES if placement is None else placement.most)
     _apply(decisions.restore(), definitions, catalog)
     definitions.flush()
     if (job := definitions.sync_job(catalog)) is not None:
@@ -155,9 +157,12 @@ def read_given(config: ControllerConfig) -> imported.Document:
         raise DefinitionsError(f"load_definitions: {path}: {refusal.text}") from None
 
 
-def warn_of_no_effect(stages: list[list[imported.Ask]]) -> None:
-    """Log which parts of a file of definitions are kept and have no effect."""
-    for warning in without_effect.sentences(ask for stage in stages for ask in stage):
+def warn_of_no_effect(stages: list[list[imported.Ask]], most: Replicas) -> None:
+    """Log which parts of a file of definitions are kept and have no effect.
+
+    `most` is that of `without_effect.found_in`.
+    """
+    for warning in without_effect.sentences((ask for stage in stages for ask in stage), most):
         log.warning("load_definitions: %s", warning)
 
 
@@ -168,9 +173,10 @@ def _load_given(
     catalog: Catalog,
     config: ControllerConfig,
     needs_all: bool,
-) -> None:
+) -> list[list[imported.Ask]]:
     """Carry out the requests of a document before any front door or shard is connected.
 
+    Returns them, if they were carried out to the end.
     If there is no room for an entry this raises only with `needs_all`. Without it the entries
     before that one stay.
     """
@@ -185,11 +191,11 @@ def _load_given(
     except Refusal as refusal:
         if refusal.code == checks.NO_ROOM and not needs_all:
             log.error("load_definitions: not taken in to its end: %s", refusal.text)
-            return
+            return []
         raise DefinitionsError(
             f"load_definitions: {config.load_definitions}: {refusal.text}"
         ) from None
-    warn_of_no_effect(stages)
+    return stages
 
 
 def _carry_out(

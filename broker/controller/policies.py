@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from shardmq.broker.model import arguments, federation, patterns, shovels
+from shardmq.broker.model import arguments, copies, federation, patterns, shovels
 from shardmq.broker.model.arguments import DEFINITION, NUMBER, SHARD_KEY, PolicyKey
 from shardmq.broker.model.changes import DRAINED_NODES, GLOBAL
 from shardmq.broker.model.changes import USER_LIMITS as USER_LIMITS
@@ -115,7 +115,8 @@ def check_policy(value: Any, keys: Mapping[str, PolicyKey]) -> None:
             raise invalid(f"{term(value)} {wrong}")
     if NUMBER in definition and DEFINITION in definition:
         raise invalid(f"{NUMBER} and {DEFINITION} are mutually exclusive")
-    if faults := list(federation.policy_faults(definition)):
+    faults = [*federation.policy_faults(definition), *copies.policy_faults(definition)]
+    if faults:
         raise invalid(*faults)
     if SHARD_KEY in definition and NUMBER not in definition:
         raise invalid(f"{NUMBER} must be specified")

@@ -333,7 +333,7 @@ class Controller:
             log.error("load_definitions: not taken in to its end: %s", error)
         else:
             log.info("load_definitions: %s taken in", self.config.load_definitions)
-            warn_of_no_effect(stages)
+            warn_of_no_effect(stages, self.placement.most)
 
     async def _watchdog(self) -> None:
         after_bursts = AfterBursts(BURST_CHANGES)

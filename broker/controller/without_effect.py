@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from shardmq.broker.controller.policies import STREAM, STREAM_DEFINITION
 from shardmq.broker.model import arguments as table
+from shardmq.broker.model import copies
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import GLOBAL, ExchangePut, ParameterPut, QueuePut, VhostPut
 from shardmq.broker.model.federation import POLICY_KEYS, UPSTREAM, UPSTREAM_SET
@@ -23,6 +24,7 @@ from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
 from shardmq.broker.model.shovels import NO_AMQP10, SHOVEL, is_amqp10
 from shardmq.broker.shared.control import ExchangeDeclare, QueueDeclare
 from shardmq.broker.shared.failures import Budget
+from shardmq.cluster.replicas import Replicas
 
 # So many lines are logged at once, and after that one more each LINE_S seconds.
 LINES_MAX: Final = 100
@@ -46,10 +48,11 @@ OF_EXCHANGES: Final = (
     "exchange", "max-hops", "expires", "message-ttl", "queue-type", "resource-cleanup-mode",
     "bind-nowait", "channel-use-mode",
 )  # fmt: skip
-QUEUE_TYPES: Final = {
-    table.QUORUM: "durable queues of all types have as many copies as cluster.replicas says, "
-    "without a cluster one"
-}
+# The arguments and policy keys that ask for copies.
+COPIES_ASKED: Final = frozenset((*copies.SIZES, *copies.KEYS, table.MIN_IN_SYNC))
+# Of a broker in which no shard has copies.
+NO_COPIES: Final = Replicas(1)
+ALONE: Final = {table.QUORUM: "no shard of this broker has copies on other nodes"}
 GLOBAL_PARAMETERS: Final = {
     "mqtt_port_to_vhost_mapping": "there is no MQTT",
     "mqtt_default_vhosts": "there is no MQTT",
@@ -65,24 +68,46 @@ class KeptWithoutEffect(NamedTuple):
     thing: str
 
 
-def found_in(ask: Any) -> Iterator[KeptWithoutEffect]:
-    """Yield the names without effect in a request, or in an object that exists."""
+def found_in(ask: Any, most: Replicas = NO_COPIES) -> Iterator[KeptWithoutEffect]:
+    """Yield the names without effect in a request, or in an object that exists.
+
+    most: the most copies that a shard has, and the most nodes that must be in sync for one.
+    """
     match ask:
         case ParameterPut():
-            yield from _in_parameter(ask)
+            yield from _in_parameter(ask, most)
         case QueuePut() if ask.part is not None:
             pass  # the exchange has the arguments of its shards
         case QueueDeclare() | QueuePut():
-            yield from _in_queue(ask.arguments, f"queue '{ask.name}' in vhost '{ask.vhost}'")
+            thing = f"queue '{ask.name}' in vhost '{ask.vhost}'"
+            yield from _in_queue(ask.arguments, thing, most)
         case ExchangeDeclare() | ExchangePut():
             shards = ask.arguments.get("x-shard-arguments")
             if isinstance(shards, dict):
-                yield from _in_queue(shards, f"exchange '{ask.name}' in vhost '{ask.vhost}'")
+                thing = f"exchange '{ask.name}' in vhost '{ask.vhost}'"
+                yield from _in_queue(shards, thing, most)
         case VhostPut():
-            if why := QUEUE_TYPES.get(ask.default_queue_type):
-                yield KeptWithoutEffect(
-                    "default queue type", ask.default_queue_type, why, f"vhost '{ask.name}'"
-                )
+            thing, kind = f"vhost '{ask.name}'", ask.default_queue_type
+            if most.count == 1 and (why := ALONE.get(kind)):
+                yield KeptWithoutEffect("default queue type", kind, why, thing)
+            if why := too_many(table.REPLICAS, ask.replicas, most):
+                yield KeptWithoutEffect("setting", "replicas", why, thing)
+            if why := too_many(table.MIN_IN_SYNC, ask.min_in_sync, most):
+                yield KeptWithoutEffect("setting", "min_in_sync", why, thing)
+
+
+def too_many(name: str, asked: Any, most: Replicas) -> str:
+    """Return why so many copies, or nodes in sync, are not there; "" if they may be.
+
+    name: of the policy key or the argument that asks.
+    """
+    if type(asked) is not int or name not in COPIES_ASKED:
+        return ""
+    has = most.least if name == table.MIN_IN_SYNC else most.count
+    if asked <= has:
+        return ""
+    words = "nodes in sync for a confirm" if name == table.MIN_IN_SYNC else "copies"
+    return f"{asked} {words} are asked for, and no shard has more than {has}"
 
 
 def things(catalog: Catalog) -> Iterator[Any]:
@@ -97,12 +122,14 @@ def things(catalog: Catalog) -> Iterator[Any]:
 class Summary:
     """A summary with one sentence for each name without effect, for any number of requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: Replicas = NO_COPIES) -> None:
+        """Begin; `most` is that of `found_in`."""
+        self._most = most
         self._first: dict[tuple[str, str], KeptWithoutEffect] = {}
         self._counts: dict[tuple[str, str], int] = {}
 
     def add(self, ask: Any) -> None:
-        for found in found_in(ask):
+        for found in found_in(ask, self._most):
             row = (found.kind, found.name)
             self._first.setdefault(row, found)
             self._counts[row] = self._counts.get(row, 0) + 1
@@ -118,9 +145,12 @@ class Summary:
         return said
 
 
-def sentences(asks: Iterable[Any]) -> list[str]:
-    """Return one sentence for each name without effect in any of the requests."""
-    summary = Summary()
+def sentences(asks: Iterable[Any], most: Replicas = NO_COPIES) -> list[str]:
+    """Return one sentence for each name without effect in any of the requests.
+
+    `most` is that of `found_in`.
+    """
+    summary = Summary(most)
     for ask in asks:
         summary.add(ask)
     return summary.sentences()
@@ -133,13 +163,13 @@ class EffectWarnings:
         self._budget = Budget(LINES_MAX, LINE_S, keys_max=1)
         self._left_out = 0
 
-    def of(self, asks: Iterable[Any], now: float) -> list[str]:
+    def of(self, asks: Iterable[Any], now: float, most: Replicas = NO_COPIES) -> list[str]:
         """Return the lines for one request, or for what it made.
 
-        `now` is in seconds of a clock that only goes forward.
+        `now` is in seconds of a clock that only goes forward; `most` is that of `found_in`.
         """
         lines = []
-        for sentence in sentences(asks):
+        for sentence in sentences(asks, most):
             if self._budget.left("", now) < 1:
                 self._left_out += 1
                 continue
@@ -153,14 +183,15 @@ class EffectWarnings:
         return lines
 
 
-def _in_parameter(put: ParameterPut) -> Iterator[KeptWithoutEffect]:
+def _in_parameter(put: ParameterPut, most: Replicas) -> Iterator[KeptWithoutEffect]:
     thing = f"'{put.name}' in vhost '{put.vhost}'"
+    why: str | None
     if put.component in (POLICY, OPERATOR_POLICY):
         definition = put.value.get("definition") if isinstance(put.value, dict) else None
-        for key in definition if isinstance(definition, dict) else ():
-            why = table.TABLE.keys_without_effect.get(key)
+        for key, value in definition.items() if isinstance(definition, dict) else ():
+            why = table.TABLE.keys_without_effect.get(key) or too_many(key, value, most)
             if key in POLICY_KEYS:
-                why = UNFEDERATED.get(str(put.value.get("apply-to", "all")), why)
+                why = UNFEDERATED.get(str(put.value.get("apply-to", "all")), "")
             if why:
                 yield KeptWithoutEffect(KEY, key, why, f"{put.component.replace('_', ' ')} {thing}")
     elif put.component in (UPSTREAM, UPSTREAM_SET):
@@ -179,11 +210,11 @@ def _in_parameter(put: ParameterPut) -> Iterator[KeptWithoutEffect]:
         yield KeptWithoutEffect("global parameter", put.name, why, "the broker")
 
 
-def _in_queue(arguments: dict[str, Any], thing: str) -> Iterator[KeptWithoutEffect]:
+def _in_queue(arguments: dict[str, Any], thing: str, most: Replicas) -> Iterator[KeptWithoutEffect]:
     kind = arguments.get("x-queue-type")
-    if isinstance(kind, str) and (why := QUEUE_TYPES.get(kind)):
+    if isinstance(kind, str) and most.count == 1 and (why := ALONE.get(kind)):
         yield KeptWithoutEffect(TYPE, kind, why, thing)
-    for name in arguments:
+    for name, value in arguments.items():
         row = table.TABLE.queue.get(name)
-        if row is not None and row.no_effect:
-            yield KeptWithoutEffect(ARGUMENT, name, row.no_effect, thing)
+        if row is not None and (why := row.no_effect or too_many(name, value, most)):
+            yield KeptWithoutEffect(ARGUMENT, name, why, thing)

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from shardmq.broker.model import values
 from shardmq.broker.model.values import Check, KeyCheck
 from shardmq.broker.routing import delaying, federated, keeping
+from shardmq.cluster.replicas import REPLICAS_MAX
 
 CLASSIC, QUORUM, STREAM = "classic", "quorum", "stream"
 QUEUE_TYPES: Final = frozenset((CLASSIC, QUORUM, STREAM))
@@ -34,6 +35,8 @@ NUMBER, WHEN_GONE = "shards-per-node", "shards-when-gone"
 DEADLINE, AT_DEADLINE = "shards-change-deadline", "shards-change-at-deadline"
 SHARD_KEY = "routing-key"
 DEFINITION = "stream-definition"
+# Policy keys of the copies that queues, and the shard queues of exchanges, ask for.
+REPLICAS, MIN_IN_SYNC = "replicas", "min-in-sync"
 NUMBER_ARGUMENT, SUPER_STREAM = "x-shards", "x-super-stream"
 SHARD_ARGUMENTS, KEY_ARGUMENT = "x-shard-arguments", "x-shard-routing-key"
 WHEN_GONE_ARGUMENT = "x-shards-when-gone"
@@ -53,7 +56,7 @@ OLD_LOCATORS = ("min-masters", CLIENT_LOCAL, "random")
 RETRY_TYPES = ("disabled", "all", "failed", "returned")
 
 # Reasons why something has no effect.
-NO_REPLICAS = "a queue has no replicas of its own: cluster.replicas is for queues of all types"
+NO_REPLICAS = "a queue has the copies of its shard: replicas and min-in-sync choose the shard"
 IN_MEMORY = "messages of every queue are on disk; memory keeps an index of them"
 NO_WAIT = "a consumer is gone with its connection: nothing is waited for"
 INDEXED = "streams are filtered by their index, whose size is not set"
@@ -222,11 +225,11 @@ _QUEUE: Final = (
              values.word(LOCATORS, "invalid_queue_locator_arg"), is_offered=True,
              policy=PolicyKey("queue-leader-locator",
                               values.one_of(LOCATORS, "queue leader locator value"))),
-    Argument("x-initial-cluster-size", "The number of replicas that the queue begins with.",
-             QUEUE_TYPES, values.positive, no_effect=NO_REPLICAS,
+    Argument("x-initial-cluster-size", "The number of nodes that are to have the queue.",
+             QUEUE_TYPES, values.positive,
              policy=PolicyKey("initial-cluster-size", values.at_least(0, "cluster size"))),
-    Argument("x-quorum-initial-group-size", "The number of replicas that the queue begins with.",
-             NOT_STREAMS, values.positive, no_effect=NO_REPLICAS),
+    Argument("x-quorum-initial-group-size", "The number of nodes that are to have the queue.",
+             NOT_STREAMS, values.positive, is_offered=True),
     Argument("x-quorum-target-group-size", "The number of replicas that the queue grows to.",
              NOT_STREAMS, values.positive, no_effect=NO_REPLICAS,
              policy=PolicyKey("target-group-size", values.at_least(1, "target group size"),
@@ -291,6 +294,19 @@ _EXCHANGE: Final = (
 # ones are kept because definitions of other brokers carry them.
 _ONLY_KEYS: Final = {
     PolicyKey(DEFINITION, values.text("stream definition name"), Merge.APART): "",
+    # `copies.policy_faults` looks at both together.
+    PolicyKey(
+        REPLICAS,
+        values.between(1, REPLICAS_MAX, "number of replicas"),
+        Merge.APART,
+        is_operator=True,
+    ): "",
+    PolicyKey(
+        MIN_IN_SYNC,
+        values.between(1, REPLICAS_MAX, "number of nodes in sync"),
+        Merge.APART,
+        is_operator=True,
+    ): "",
     # `federation.policy_faults` looks at them together.
     PolicyKey("federation-upstream", values.text("federation upstream name"), Merge.APART): "",
     PolicyKey(

@@ -27,6 +27,8 @@ class VhostPut(Change, tag="vhost+", frozen=True):
     default_queue_type: the type of queues that are declared without one; "" is classic.
     is_protected: the vhost cannot be deleted.
     is_traced: messages of its clients are copied to amq.rabbitmq.trace.
+    replicas: on how many nodes its queues are to be if nothing else says so; 0: as the broker says.
+    min_in_sync: how many of them must have a message before a confirm; 0: as the broker says.
     """
 
     name: str
@@ -35,6 +37,8 @@ class VhostPut(Change, tag="vhost+", frozen=True):
     default_queue_type: str = ""
     is_protected: bool = False
     is_traced: bool = False
+    replicas: int = 0
+    min_in_sync: int = 0
 
 
 class VhostDelete(Change, tag="vhost-", frozen=True):

@@ -118,6 +118,16 @@ def at_least(least: int, name: str) -> KeyCheck:
     return lambda value: "" if type(value) is int and value >= least else f"is not a valid {name}"
 
 
+def between(least: int, most: int, name: str) -> KeyCheck:
+    """Make a check that accepts an integer of a range; `name` is what the number means."""
+
+    def check(value: Any) -> str:
+        fits = type(value) is int and least <= value <= most
+        return "" if fits else f"is not a valid {name}: expected {least} to {most}"
+
+    return check
+
+
 def text(name: str) -> KeyCheck:
     """Make a check that accepts a string; `name` is what the string means."""
     return lambda value: "" if isinstance(value, str) else f"is not a valid {name}"

@@ -80,13 +80,15 @@ class Placement:
     """The shards and nodes of the broker, as far as they are known.
 
     Queues stay where they are when it changes.
+
+    replicas: how many copies the shards have.
     """
 
     def __init__(self, shards: Iterable[int], nodes: Iterable[NodeShards] = ()) -> None:
         """Begin with the shards of a broker without a cluster, or with the nodes of a cluster."""
         self._shards = tuple(shards)
         self._nodes = tuple(nodes)
-        self._replicas = ReplicasOfShards()
+        self.replicas = ReplicasOfShards()
         self._found: tuple[Collection[str], Places] | None = None
 
     def change(self, nodes: Iterable[NodeShards]) -> bool:
@@ -97,9 +99,18 @@ class Placement:
 
     def has_copies(self, replicas: ReplicasOfShards) -> None:
         """Take how many copies the shards have."""
-        if replicas != self._replicas:
-            self._replicas = replicas
+        if replicas != self.replicas:
+            self.replicas = replicas
             self._found = None
+
+    @property
+    def most(self) -> Replicas:
+        """The most copies that a shard has, and the most nodes that must be in sync for one."""
+        shards = [shard for node in self._nodes for shard in node.shards]
+        found = [self.replicas.of(shard) for shard in shards]
+        count = min(len(self._nodes), max((each.count for each in found), default=1))
+        least = min(count, max((each.least for each in found), default=1))
+        return Replicas(max(1, count), max(1, least))
 
     def without(self, drained: Collection[str]) -> Places:
         """Return the places for queues when the nodes with these names are drained.
@@ -112,15 +123,15 @@ class Placement:
 
     def _without(self, drained: Collection[str]) -> Places:
         if not self._nodes:
-            return Places(self._shards, replicas=self._replicas)
+            return Places(self._shards, replicas=self.replicas)
         nodes = tuple(node for node in self._nodes if node.name not in drained)
         shards = _alive(nodes)
         away = frozenset(
             shard for node in self._nodes if not node.is_alive for shard in node.shards
         )
         if not shards:
-            return Places(_alive(self._nodes), self._nodes, away, self._replicas)
-        return Places(shards, nodes, away, self._replicas)
+            return Places(_alive(self._nodes), self._nodes, away, self.replicas)
+        return Places(shards, nodes, away, self.replicas)
 
 
 def _alive(nodes: Iterable[NodeShards]) -> tuple[int, ...]:

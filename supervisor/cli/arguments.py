@@ -30,6 +30,8 @@ QUEUE: Final = {
     "x-max-age": "The age up to which a stream keeps messages, such as 7D (Y, M, D, h, m, s).",
     "x-stream-max-segment-size-bytes": "Bytes of a stream's segments, which are deleted whole.",
     "x-queue-leader-locator": "Place a new queue at the client's node (client-local) or balanced.",
+    "x-initial-cluster-size": "The number of nodes that are to have the queue.",
+    "x-quorum-initial-group-size": "The number of nodes that are to have the queue.",
     "x-queue-master-locator": "The older name: min-masters (balanced), client-local or random.",
     "x-name-prefix": "The beginning of a name that the broker makes; at most 64 bytes.",
 }
@@ -61,6 +63,8 @@ EXCHANGE: Final = {
 }
 POLICY_KEYS: Final = (
     "stream-definition",
+    "replicas",
+    "min-in-sync",
     "federation-upstream",
     "federation-upstream-set",
     "federation-upstream-pattern",
@@ -81,6 +85,7 @@ POLICY_KEYS: Final = (
     "max-age",
     "stream-max-segment-size-bytes",
     "queue-leader-locator",
+    "initial-cluster-size",
     "queue-master-locator",
     "alternate-exchange",
     "shards-per-node",
@@ -99,6 +104,8 @@ APPLY_TO: Final = (
     "streams",
 )
 OPERATOR_POLICY_KEYS: Final = (
+    "replicas",
+    "min-in-sync",
     "expires",
     "message-ttl",
     "max-length",

@@ -21,11 +21,11 @@ COLUMNS: Final = {
     "queues": (
         "arguments auto_delete consumer_capacity consumer_utilisation consumers durable exchange"
         " exclusive exclusive_consumer_tag first_offset head_message_timestamp idle_since index"
-        " last_offset memory message_bytes message_bytes_persistent"
+        " last_offset memory message_bytes message_bytes_persistent min_in_sync"
         " message_bytes_ready message_bytes_unacknowledged message_stats messages"
         " messages_persistent messages_ready messages_unacknowledged name node"
-        " oldest_message_age policy segments shard shard_state single_active_consumer_tag state"
-        " stream_positions type vhost"
+        " oldest_message_age policy replicas replicas_wanted segments shard shard_state"
+        " single_active_consumer_tag state stream_positions type vhost"
     ),
     "exchanges": "arguments auto_delete durable internal name policy shard_queues type vhost",
     "virtual-queues": "consumers groups moving name shards vhost",

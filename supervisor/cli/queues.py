@@ -24,6 +24,7 @@ from shardmq.supervisor.nearest import did_you_mean
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 MOVE_LOOK_S = 0.2  # between two looks how far a move is
+MEMBER_COLUMNS = ["Node Name", "Raft State", "Membership", "In Sync", "Term"]
 # RabbitMQ's arguments that look like misspelt ones of this broker. The broker itself says of them
 # that they have no effect.
 OF_RABBITMQ = {"x-queue-mode", "x-queue-version"}
@@ -315,6 +316,16 @@ def pause_queue(api: Api, queue: Queue, vhost: Vhost = "/") -> None:
 def resume_queue(api: Api, queue: Queue, vhost: Vhost = "/") -> None:
     """Resume a paused queue, which delivers its messages again."""
     api.put("queues", vhost, queue, "resume")
+
+
+def quorum_status(api: Api, queue: Queue, vhost: Vhost = "/") -> Rows:
+    """List the nodes that have a queue of any type: which one leads, and which have all of it.
+
+    They are those of the queue's shard. A node that is promotable lacks something as yet; noproc
+    says that the node is down.
+    """
+    thing = f"queue '{queue}' in vhost '{vhost}'"
+    return Rows(api.get("queues", "quorum", vhost, queue, "status", thing=thing), MEMBER_COLUMNS)
 
 
 def move_queue(

@@ -28,8 +28,9 @@ GROUPS: Final = (
         "rebalance",
     ),
     (
-        "a queue has no replicas of its own; for the copies of shards: shardctl cluster shards",
-        "sync_queue cancel_sync_queue grow shrink add_member delete_member quorum_status"
+        "a queue has the copies of its shard: shardctl quorum_status QUEUE shows them, the policy"
+        " keys replicas and min-in-sync choose a shard for new queues, and move_queue another one",
+        "sync_queue cancel_sync_queue grow shrink add_member delete_member"
         " transfer_leadership reclaim_quorum_memory add_replica delete_replica restart_stream"
         " stream_status coordinator_status force_checkpoint",
     ),

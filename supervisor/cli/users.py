@@ -57,6 +57,14 @@ QueueType = Annotated[
     str | None,
     typer.Option(help="Type of queues that are declared without one: classic, quorum ..."),
 ]
+VhostReplicas = Annotated[
+    int | None,
+    typer.Option(min=0, max=7, help="On how many nodes its queues are to be; 0: as the broker."),
+]
+VhostMinInSync = Annotated[
+    int | None,
+    typer.Option(min=0, max=7, help="How many of them a confirm needs; 0: as the broker."),
+]
 
 
 def add_vhost(
@@ -65,12 +73,15 @@ def add_vhost(
     description: Description = None,
     tags: VhostTags = None,
     default_queue_type: QueueType = None,
+    replicas: VhostReplicas = None,
+    min_in_sync: VhostMinInSync = None,
 ) -> None:
     """Create a virtual host."""
     if api.has("vhosts", vhost):  # A second PUT would remove its description and tags.
         typer.echo(f"vhost '{vhost}' exists already")
     else:
-        api.put("vhosts", vhost, body=_metadata(description, tags, default_queue_type))
+        body = _metadata(description, tags, default_queue_type, replicas, min_in_sync)
+        api.put("vhosts", vhost, body=body)
 
 
 def update_vhost_metadata(
@@ -79,9 +90,14 @@ def update_vhost_metadata(
     description: Description = None,
     tags: VhostTags = None,
     default_queue_type: QueueType = None,
+    replicas: VhostReplicas = None,
+    min_in_sync: VhostMinInSync = None,
 ) -> None:
-    """Change the description, tags or default queue type of a virtual host. The others stay."""
-    _change(api, vhost, _metadata(description, tags, default_queue_type))
+    """Change the description, tags, default queue type or copies of a virtual host.
+
+    The others stay. Queues that are there stay on their shards.
+    """
+    _change(api, vhost, _metadata(description, tags, default_queue_type, replicas, min_in_sync))
 
 
 def trace_on(api: Api, vhost: Vhost = "/") -> None:
@@ -100,9 +116,19 @@ def _change(api: Api, vhost: str, body: dict[str, Any]) -> None:
 
 
 def _metadata(
-    description: str | None, tags: str | None, default_queue_type: str | None
+    description: str | None,
+    tags: str | None,
+    default_queue_type: str | None,
+    replicas: int | None,
+    min_in_sync: int | None,
 ) -> dict[str, Any]:
-    options = {"description": description, "tags": tags, "default_queue_type": default_queue_type}
+    options = {
+        "description": description,
+        "tags": tags,
+        "default_queue_type": default_queue_type,
+        "replicas": replicas,
+        "min_in_sync": min_in_sync,
+    }
     return {name: value for name, value in options.items() if value is not None}
 
 

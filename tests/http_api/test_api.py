@@ -82,7 +82,8 @@ READS = [
     "connections/username/guest", "queues/detailed", "all-configuration",
     "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
     "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
-    "queues/%2F/q/unacked", "queues/%2F/q/unacked/consumers", "config/effective",
+    "queues/%2F/q/unacked", "queues/%2F/q/unacked/consumers", "queues/quorum/%2F/q/status",
+    "config/effective",
     "health/checks/certificate-expiration/3/weeks",
     "shards/load", "shards/0/queues", "logs", "settings", "settings/sources",
     "health/checks/metadata-store/initialized/with-data", "nodes/shardmq@localhost/memory/relative",
@@ -105,6 +106,7 @@ EMPTY = {
 ABSENT = [
     "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions",
     "permissions/%2F/x", "queues/x", "queues/%2F/x", "queues/x/q", "queues/%2F/x/bindings",
+    "queues/quorum/%2F/x/status", "queues/quorum/x/q/status",
     "exchanges/x", "exchanges/%2F/x", "exchanges/%2F/x/bindings/source", "bindings/x",
     "bindings/%2F/e/x/q/q", "bindings/%2F/e/e/q/x", "bindings/%2F/e/e/q/q/x", "connections/x",
     "connections/x/channels", "channels/x", "consumers/x", "aliveness-test/x",

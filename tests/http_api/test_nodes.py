@@ -242,6 +242,34 @@ async def test_shards_say_on_how_many_nodes_they_are_to_be(cluster: Api) -> None
     assert (await cluster.get("/api/shards"))[0]["min_in_sync"] == 1
 
 
+async def test_queues_say_which_copies_they_ask_for_and_have(cluster: Api) -> None:
+    numbers = ReplicasOfShards({1: Replicas(1)}, Replicas(3))
+    members = Claimed((DOWN, OTHER, LEADER), 4)
+    cluster.context.cluster.know(NODES, [LEADER], {0: [LEADER, DOWN]}, numbers, {0: members})
+    sized = {"arguments": {"x-quorum-initial-group-size": 5}, "durable": True}
+    for number in range(8):
+        assert (await cluster.call("PUT", f"/api/queues/%2F/sized-{number}", sized))[0] == 201
+    rows = [row for row in await cluster.get("/api/queues/%2F") if row["name"][:6] == "sized-"]
+    assert {row["shard"] for row in rows} == {0, 1}
+    for row in rows:
+        found = {key: row[key] for key in row if key.startswith(("replicas", "min_in_sync"))}
+        has = (3, 2) if row["shard"] == 0 else (1, 1)
+        assert found == {
+            "replicas": has[0], "min_in_sync": has[1], "replicas_wanted": 5,
+            "min_in_sync_wanted": 3,
+        }  # fmt: skip
+        status = await cluster.get(f"/api/queues/quorum/%2F/{row['name']}/status")
+        assert [tuple(each.values()) for each in status] == (
+            [
+                (LEADER, "leader", "voter", True, 4),
+                (DOWN, "noproc", "voter", True, 4),
+                (OTHER, "follower", "promotable", False, 4),
+            ]
+            if row["shard"] == 0
+            else [(OTHER, "leader", "voter", True, None)]
+        )
+
+
 async def test_shards_say_on_which_nodes_they_are(cluster: Api) -> None:
     know(cluster, [LEADER, OTHER], shard1=[LEADER, OTHER])
     for path in ("/api/shards", "/api/shards/load"):

@@ -41,7 +41,8 @@ healthchecks/node/: nodes nodes/: nodes/:/memory nodes/:/memory/relative operato
 operator-policies/: operator-policies/:/: overview parameters parameters/: parameters/:/:
 parameters/:/:/: permissions permissions/:/: policies policies/: policies/:/: queues queues/:
 queues/:/: queues/:/:/actions queues/:/:/bindings queues/:/:/contents queues/:/:/get
-queues/detailed rebalance/queues reset reset/: stream/:/:/tracking stream/connections
+queues/detailed queues/quorum/:/:/status rebalance/queues reset reset/:
+stream/:/:/tracking stream/connections
 stream/connections/: stream/connections/:/: stream/connections/:/:/consumers
 stream/connections/:/:/publishers stream/consumers stream/consumers/: stream/publishers
 stream/publishers/: stream/publishers/:/: stream/super-streams/:/: topic-permissions
@@ -59,8 +60,8 @@ NOT_HERE = {
 nodes/:/memory/ets nodes/:/memory/ets/: nodes/:/memory/ets/:/relative nodes/:/memory/ets/relative
 process/: top/: top/ets/:
 """,
-    "a queue has no replicas of its own": """
-queues/quorum/:/:/replicas/add queues/quorum/:/:/replicas/delete queues/quorum/:/:/status
+    "a queue has the copies of its shard": """
+queues/quorum/:/:/replicas/add queues/quorum/:/:/replicas/delete
 queues/quorum/replicas/on/:/grow queues/quorum/replicas/on/:/shrink
 """,
     "there is no file of traces": """
@@ -92,7 +93,7 @@ def test_each_path_of_rabbitmq_is_here_or_it_is_known_why_not() -> None:
         choices = [(part[0], part[2].split("|")) for part in PART.finditer(route.path) if part[2]]
         spelt = [route.path.replace(part, one) for part, ones in choices for one in ones]
         there.update(PART.sub(":", path).removeprefix("/api/") for path in (route.path, *spelt))
-    assert len(HERE.split()) == 128
+    assert len(HERE.split()) == 129
     assert set(HERE.split()) - there == set()
     assert there & {path for paths in NOT_HERE.values() for path in paths.split()} == set()
 

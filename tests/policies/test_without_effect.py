@@ -15,8 +15,10 @@ from shardmq.broker.model.arguments import (
     AT_DEADLINE,
     DEADLINE,
     DEFINITION,
+    MIN_IN_SYNC,
     NO_REPLICAS,
     NUMBER,
+    REPLICAS,
     TABLE,
     WHEN_GONE,
 )
@@ -24,6 +26,7 @@ from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut, ShardOf, VhostPut
 from shardmq.broker.model.federation import POLICY_KEYS
 from shardmq.broker.shared.control import ExchangeDeclare, QueueDeclare
+from shardmq.cluster.replicas import Replicas
 from tests.topology.test_authority import World, world
 
 __all__ = ["world"]  # a fixture
@@ -45,7 +48,8 @@ ACTING = {
 # Read under another spelling than in quotes with x-.
 READ_OTHERWISE = {
     "alternate-exchange", "delayed-message", "hash-header", "x-queue-type", "routing-key",
-    "queue-type", NUMBER, DEFINITION, WHEN_GONE, DEADLINE, AT_DEADLINE, *POLICY_KEYS,
+    "queue-type", REPLICAS, MIN_IN_SYNC, NUMBER, DEFINITION, WHEN_GONE, DEADLINE, AT_DEADLINE,
+    *POLICY_KEYS,
 }  # fmt: skip
 
 ACTS_OR_NOT = (
@@ -54,10 +58,7 @@ ACTS_OR_NOT = (
     "nothing does; not both. READ_OTHERWISE has other spellings."
 )
 
-COPIES = (
-    "durable queues of all types have as many copies as cluster.replicas says, without a cluster "
-    "one"
-)
+COPIES = "no shard of this broker has copies on other nodes"
 
 
 def has_reader(argument: str) -> bool:
@@ -227,7 +228,35 @@ async def test_a_queue_that_the_server_names_is_logged_by_that_name(
 
 def test_what_acts_is_not_warned_of() -> None:
     acting = {name: 5 for name, row in TABLE.queue.items() if not row.no_effect}
-    assert (
-        sentences([QueueDeclare("/", "q", True, False, False, acting | {"x-queue-type": "stream"})])
-        == []
-    )
+    ask = QueueDeclare("/", "q", True, False, False, acting | {"x-queue-type": "stream"})
+    assert sentences([ask], Replicas(5)) == []
+    quorum = QueueDeclare("/", "q", True, False, False, {"x-queue-type": "quorum"})
+    vhost = VhostPut("v", default_queue_type="quorum", replicas=2, min_in_sync=2)
+    assert sentences([quorum, vhost], Replicas(2, 2)) == []
+
+
+def test_more_copies_than_any_shard_has_are_named() -> None:
+    sized = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 5}
+    definition = {"replicas": 3, "min-in-sync": 3, "initial-cluster-size": 7}
+    asks = [
+        QueueDeclare("/", "q", True, False, False, sized),
+        ExchangeDeclare("/", "e", "x-random", True, False, False,
+                        {"x-shards": 1, "x-shard-arguments": {"x-initial-cluster-size": 4}}),
+        ParameterPut("/", "policy", "p", {"pattern": "", "definition": definition}),
+        VhostPut("v", replicas=4, min_in_sync=3),
+    ]  # fmt: skip
+    more = "copies are asked for, and no shard has more than 3"
+    in_sync = "3 nodes in sync for a confirm are asked for, and no shard has more than 2"
+    assert sentences(asks, Replicas(3)) == [
+        f"argument x-initial-cluster-size of exchange 'e' in vhost '/' is kept without effect: 4 "
+        f"{more}",
+        f"argument x-quorum-initial-group-size of queue 'q' in vhost '/' is kept without effect: 5 "
+        f"{more}",
+        "policy key initial-cluster-size of policy 'p' in vhost '/' is kept without effect: 7 "
+        f"{more}",
+        f"policy key min-in-sync of policy 'p' in vhost '/' is kept without effect: {in_sync}",
+        f"setting min_in_sync of vhost 'v' is kept without effect: {in_sync}",
+        f"setting replicas of vhost 'v' is kept without effect: 4 {more}",
+    ]
+    alone = sentences([QueueDeclare("/", "q", True, False, False, {"x-initial-cluster-size": 1})])
+    assert alone == []

@@ -175,6 +175,14 @@ def test_status_shows_processes_pids_shards_and_their_queues(api: FakeApi) -> No
             ("PUT", "/api/vhosts/v", {"tags": "a,b", "default_queue_type": "quorum"}),
         ),
         (
+            ["add_vhost", "v", "--replicas", "3", "--min-in-sync", "0"],
+            ("PUT", "/api/vhosts/v", {"replicas": 3, "min_in_sync": 0}),
+        ),
+        (
+            ["update_vhost_metadata", "old", "--replicas", "2"],
+            ("PUT", "/api/vhosts/old", {"description": "d", "tags": ["t"], "replicas": 2}),
+        ),
+        (
             ["update_vhost_metadata", "old", "--default-queue-type", "quorum"],
             (
                 "PUT",

@@ -120,6 +120,9 @@ ANSWERS: dict[str, Any] = {
                                                {"destination": "gone",
                                                 "destination_type": "queue"}],
     "/api/queues/v/keyed-eu": {"name": "keyed-eu"},
+    "/api/queues/quorum/v/q/status": [
+        {"Node Name": "shardmq@n", "Raft State": "leader", "Membership": "voter", "In Sync": True,
+         "Term": 3}],
 }  # fmt: skip
 
 

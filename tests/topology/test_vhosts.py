@@ -33,6 +33,25 @@ def test_a_vhost_is_described_and_tagged(api: Api, name: str) -> None:
     api(f"/api/vhosts/{name}", method="DELETE")
 
 
+def test_the_copies_that_a_vhost_asks_for_are_checked_and_stay(api: Api, name: str) -> None:
+    path = f"/api/vhosts/{name}"
+    for body, why in (
+        ({"replicas": 8}, "Expected `int` <= 7"),
+        ({"replicas": -1}, "Expected `int` >= 0"),
+        ({"replicas": 2, "min_in_sync": 3}, "min_in_sync: 3 is more than 2 replicas"),
+    ):
+        code, reason = refusal(api, path, "PUT", body)
+        assert code == 400 and why in reason
+    api(path, method="PUT", body={"replicas": 2, "min_in_sync": 2})
+    api(path, method="PUT", body={"description": "the same copies"})
+    row = api(path)
+    assert (row["replicas"], row["min_in_sync"], row["metadata"]["replicas"]) == (2, 2, 2)
+    assert refusal(api, path, "PUT", {"replicas": 1})[0] == 400
+    api(path, method="PUT", body={"replicas": 0, "min_in_sync": 0})
+    assert "replicas" not in api(path)["metadata"]
+    api(path, method="DELETE")
+
+
 @pytest.mark.row("I19")
 def test_a_protected_vhost_is_not_deleted(api: Api, name: str) -> None:
     api(f"/api/vhosts/{name}", method="PUT", body={"protected_from_deletion": True})
@@ -59,6 +78,8 @@ def test_what_is_said_of_a_vhost_travels_with_definitions_and_outlives_a_restart
             "tags": "t",
             "default_queue_type": "quorum",
             "protected_from_deletion": True,
+            "replicas": 3,
+            "min_in_sync": 2,
         }
         assert status(broker, f"/api/vhosts/{name}", "guest", "guest", "PUT", body) == 201
         broker.stop()
@@ -69,6 +90,8 @@ def test_what_is_said_of_a_vhost_travels_with_definitions_and_outlives_a_restart
             "tags": ["t"],
             "default_queue_type": "quorum",
             "protected_from_deletion": True,
+            "replicas": 3,
+            "min_in_sync": 2,
         }
         assert _of(exported, name)["metadata"] == about
         assert (
@@ -84,10 +107,10 @@ def test_what_is_said_of_a_vhost_travels_with_definitions_and_outlives_a_restart
         broker.clean_up()
 
 
-def refusal(api: Api, path: str, how: str) -> tuple[int, str]:
+def refusal(api: Api, path: str, how: str, body: Any = None) -> tuple[int, str]:
     """Status and reason of what guest may not do."""
     with pytest.raises(urllib.error.HTTPError) as refused:
-        api(path, method=how)
+        api(path, method=how, body=body)
     return refused.value.code, json.loads(refused.value.read())["reason"]
 
 

@@ -152,7 +152,7 @@ def _put_or_deleted(inputs: Inputs, change: ParameterPut | ParameterDelete) -> D
         [*puts, change] if isinstance(change, ParameterPut) else puts, before=vhost.policies
     )
     queues = [
-        delay_queue(inputs, exchange)
+        delay_queue(inputs, vhost, exchange, new)
         for exchange in vhost.exchanges.values()
         if exchange.name
         and _delays_under(new, exchange)

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from shardmq.broker.controller.decisions.decision import Decision, Inputs
+from shardmq.broker.controller.decisions.placing import suiting
 from shardmq.broker.controller.decisions.queues import removal_of
 from shardmq.broker.controller.requests import MOVED, Forget, Move, MoveOn
 from shardmq.broker.model import checks
@@ -110,6 +111,12 @@ def go_on(inputs: Inputs, ask: MoveOn, owner: str) -> Decision:
     return Decision([put], create=[other_life(put)] if step == BEGUN else [])
 
 
+def _new_shard(inputs: Inputs, queue: QueuePut) -> int:
+    vhost = inputs.vhost(queue.vhost)
+    places = suiting(inputs.places, vhost, queue.name, queue.arguments)
+    return places.by_name(queue.vhost, queue.name)
+
+
 def forget(inputs: Inputs, ask: Forget, owner: str) -> Decision:
     """Delete the queues on shards that are gone; of a queue that moves, one life may be left.
 
@@ -127,7 +134,7 @@ def forget(inputs: Inputs, ask: Forget, owner: str) -> Decision:
             put = msgspec.structs.replace(
                 queue,
                 id=inputs.new_queue_id(),
-                shard=inputs.places.by_name(queue.vhost, queue.name),
+                shard=_new_shard(inputs, queue),
                 moving=msgspec.structs.replace(
                     queue.moving, step=BEGUN if queue.moving.step == BEGUN else PASSING
                 ),

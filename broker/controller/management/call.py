@@ -237,7 +237,7 @@ class Call:
         """Do the same as `ask` without checking rights."""
         makes_something = imported.needed(request, self.catalog)
         answer = check(await self.authority.ask(request, asked_at=self.via))
-        self.warnings += without_effect.sentences([request])
+        self.warnings += without_effect.sentences([request], self.authority.most_copies)
         if makes_something:
             self.authority.warn_of(request)
         return answer

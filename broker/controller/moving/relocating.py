@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from shardmq.broker.controller.authority import Authority
@@ -20,11 +20,13 @@ from shardmq.broker.controller.moving.spread import (
     counts_of,
     emptiest,
     evened_out,
+    spread,
     why_it_stays,
 )
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueuePut
+from shardmq.cluster.replicas import Replicas
 
 LOOK_S: Final = 0.2
 IDLE_LOOK_S: Final = 1.0
@@ -95,7 +97,23 @@ class Relocating:
 
     def plan(self) -> list[Planned]:
         """Return the moves that even out the numbers of queues on the shards."""
-        return evened_out(list(self._catalog.index.all()), self.places())
+        queues, shards = list(self._catalog.index.all()), self.places()
+        if not self._authority.places.replicas.in_sets:
+            return evened_out(queues, shards)
+        return spread(queues, shards, self._suiting())
+
+    def _suiting(self) -> Callable[[QueuePut], tuple[int, ...]]:
+        """Return what says which shards suit a queue by its copies."""
+        places = self._authority.places
+        found: dict[Replicas, tuple[int, ...]] = {}
+
+        def suiting(queue: QueuePut) -> tuple[int, ...]:
+            asks = self._authority.asked(queue)
+            if asks not in found:
+                found[asks] = places.with_copies(asks).shards
+            return found[asks]
+
+        return suiting
 
     def rebalance(self) -> list[Planned]:
         """Begin the moves of `plan`, in the place of those that an earlier call has left."""
@@ -143,5 +161,6 @@ class Relocating:
             return None
         for queue in self._catalog.index.all():
             if queue.shard in leaving and queue.id not in self._refused and not why_it_stays(queue):
-                return Planned(queue, emptiest(counts_of(self._catalog.index.all(), places)))
+                suits = self._suiting()(queue)
+                return Planned(queue, emptiest(counts_of(self._catalog.index.all(), suits)))
         return None

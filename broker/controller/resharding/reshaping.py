@@ -49,6 +49,7 @@ from shardmq.broker.model.changes import (
     QueuePut,
     ShardOf,
 )
+from shardmq.broker.model.copies import asked
 from shardmq.broker.routing.delaying import inner_type
 from shardmq.broker.routing.placement import Places, place
 
@@ -348,8 +349,13 @@ class Reshaping:
         """Return the shard for a new queue, one that has the fewest queues of this exchange.
 
         Among equals it is the next in turn, beginning with a shard that depends on the exchange.
+        Only those shards count that suit the queue best by their copies.
         """
-        shards = target.shards
+        shards, replicas = target.shards, self._places.replicas
+        if replicas.in_sets:
+            arguments, exchange = self._want.arguments, self._exchange.name
+            asks = asked(self._vhost, target.name, arguments, replicas.others, exchange)
+            shards = replicas.nearest(asks, shards)
         first = place(self._vhost.name, self._exchange.name, len(shards)) + target.position
         at = min(
             range(len(shards)),

@@ -29,6 +29,7 @@ from shardmq.broker.model.changes import (
 from shardmq.broker.model.passwords import HASHES, is_base64
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
 from shardmq.broker.shared.control import Bind, ExchangeDeclare, QueueDeclare
+from shardmq.cluster.replicas import REPLICAS_MAX
 
 RABBITMQ_DEFAULT = "rabbit_password_hashing_sha256"
 
@@ -272,7 +273,8 @@ def _user_put(user: User, hash_password: HashPassword) -> UserPut:
 def _vhost_put(vhost: Vhost) -> VhostPut:
     """Return the request for a vhost.
 
-    Some versions keep settings in metadata. A default type that is none ("undefined") is ignored.
+    Some versions keep settings in metadata. A default type that is none ("undefined") is ignored,
+    and so are numbers of copies that cannot be.
     """
     tags = vhost.tags or vhost.metadata.get("tags") or []
     tags = tags.split(",") if isinstance(tags, str) else tags
@@ -284,7 +286,13 @@ def _vhost_put(vhost: Vhost) -> VhostPut:
         [str(tag).strip() for tag in tags],
         kind if isinstance(kind, str) and kind in QUEUE_TYPES else "",
         vhost.protected_from_deletion or vhost.metadata.get("protected_from_deletion") is True,
+        replicas=_copies(vhost.metadata.get("replicas")),
+        min_in_sync=_copies(vhost.metadata.get("min_in_sync")),
     )
+
+
+def _copies(value: Any) -> int:
+    return value if type(value) is int and 0 < value <= REPLICAS_MAX else 0
 
 
 def _limits(document: Document) -> Iterator[ParameterPut]:

@@ -13,6 +13,7 @@ export const QUEUE_ARGUMENTS = [
   "x-single-active-consumer",
   "x-delivery-limit",
   "x-queue-leader-locator",
+  "x-quorum-initial-group-size",
 ];
 
 export const EXCHANGE_ARGUMENTS = [

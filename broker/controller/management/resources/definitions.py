@@ -212,7 +212,8 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
                 if answer.code:
                     raise ApiError(*refusal_status(answer.code), imported.refused(ask, answer.text))
             progress.done += len(part)
-    return without_effect.sentences(ask for stage in stages for ask in stage)
+    most = call.authority.most_copies
+    return without_effect.sentences((ask for stage in stages for ask in stage), most)
 
 
 async def _document(call: Call) -> bytes:
@@ -238,7 +239,7 @@ async def imports(call: Call) -> list[dict[str, Any]]:
 
 async def kept_without_effect(call: Call) -> dict[str, list[str]]:
     """Return warnings about all that exists and has no effect here."""
-    summary, work = without_effect.Summary(), SlicedWork()
+    summary, work = without_effect.Summary(call.authority.most_copies), SlicedWork()
     for count, thing in enumerate(without_effect.things(call.catalog), 1):
         summary.add(thing)
         if count % SLICE_THINGS == 0:

@@ -37,6 +37,7 @@ from shardmq.broker.controller.moving.mover import STEP_NAMES, MoveProgress, beg
 from shardmq.broker.controller.requests import MoveOn, Pause
 from shardmq.broker.model.changes import CALLED_OFF, CHOSEN, Moving, QueuePut
 from shardmq.broker.model.checks import is_hidden_queue
+from shardmq.broker.model.copies import asked_by
 from shardmq.broker.model.policies import NOTHING, queue_arguments
 from shardmq.broker.shared.control import QueueDeclare, QueueRemove
 from shardmq.broker.shared.reading import is_stream
@@ -59,7 +60,8 @@ ATTRIBUTES = frozenset(("name", "vhost", "durable", "auto_delete", "shard"))
 PLAIN = ATTRIBUTES | {
     "exclusive", "arguments", "type", "node", "policy", "operator_policy",
     "effective_policy_definition", "state", "owner_pid_details", "leader", "members", "online",
-    "effective_arguments", "moving",
+    "effective_arguments", "moving", "replicas", "min_in_sync", "replicas_wanted",
+    "min_in_sync_wanted",
 }  # fmt: skip
 
 
@@ -85,6 +87,7 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
         "leader": node,
         "members": list(context.cluster.in_sync_of(queue.shard)),
         "online": context.cluster.online_of(queue.shard),
+        **_replicas(queue, context),
         "state": "paused" if queue.paused else "running",
     }
     if queue.part is not None:
@@ -102,6 +105,20 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
             "peer_port": holder.peer_port,
         }
     return shown
+
+
+def _replicas(queue: QueuePut, context: Context) -> dict[str, int]:
+    """Return the fields of the copies in a cluster: those of the shard, and those asked for."""
+    cluster, numbers = context.cluster, context.cluster.replicas
+    if not cluster.is_cluster:
+        return {}
+    wanted = asked_by(queue, context.catalog.vhost(queue.vhost), numbers.others)
+    return {
+        "replicas": numbers.of(queue.shard).count,
+        "min_in_sync": cluster.min_in_sync_of(queue.shard),
+        "replicas_wanted": wanted.count,
+        "min_in_sync_wanted": wanted.least,
+    }
 
 
 def moving_shown(queue: QueuePut, moving: Moving, context: Context) -> dict[str, Any]:
@@ -366,17 +383,21 @@ async def move(call: Call) -> None:
 
 
 def _shard_of(call: Call, name: str, queue: QueuePut) -> int:
-    """Return the shard of a node for a queue: its own if it is there, else the emptiest one."""
+    """Return the shard of a node for a queue: its own if it is there, else the emptiest one.
+
+    Only those count that suit the queue best by their copies.
+    """
     nodes = call.context.cluster.nodes
     node = next((node for node in nodes if name in (node.name, node.name.partition("@")[2])), None)
     if node is None:
         raise bad_request(f"node: there is no node '{name}'")
     if not node.is_alive:
         raise bad_request(f"node: '{name}' is down")
-    index = call.catalog.index
-    if queue.shard in node.shards or not node.shards:
+    index, authority = call.catalog.index, call.authority
+    shards = authority.places.replicas.nearest(authority.asked(queue), tuple(node.shards))
+    if queue.shard in shards or not shards:
         return queue.shard
-    return min(node.shards, key=lambda shard: (index.count_on(shard), shard))
+    return min(shards, key=lambda shard: (index.count_on(shard), shard))
 
 
 async def call_off_move(call: Call) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from shardmq.broker.controller.management.api_error import bad_request
 from shardmq.broker.controller.management.call import Call, Route, check, long_list, put_status
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import time_range
@@ -20,8 +21,10 @@ from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import PermissionPut, VhostDelete, VhostPut
+from shardmq.cluster.replicas import REPLICAS_MAX
 
 CLASSIC = "classic"
+ReplicasAsked = Annotated[int, msgspec.Meta(ge=0, le=REPLICAS_MAX)]
 SLICE_QUEUES = 128  # counted before the processor is offered
 
 
@@ -32,16 +35,22 @@ class VhostBody(msgspec.Struct):
     tracing: bool | None = None
     default_queue_type: str | None = None
     protected_from_deletion: bool | None = None
+    # On how many nodes queues are to be, and how many must be in sync; 0: as the broker says.
+    replicas: ReplicasAsked | None = None
+    min_in_sync: ReplicasAsked | None = None
 
 
 def metadata_of(put: VhostPut) -> dict[str, Any]:
     """Return RabbitMQ's metadata of a vhost."""
-    metadata = {
+    metadata: dict[str, Any] = {
         "description": put.description,
         "tags": put.tags,
         "default_queue_type": put.default_queue_type or CLASSIC,
     }
-    return {**metadata, "protected_from_deletion": True} if put.is_protected else metadata
+    if put.is_protected:
+        metadata["protected_from_deletion"] = True
+    asked = {"replicas": put.replicas, "min_in_sync": put.min_in_sync}
+    return metadata | {name: number for name, number in asked.items() if number}
 
 
 async def row(
@@ -99,11 +108,15 @@ async def get(call: Call) -> dict[str, Any]:
 
 
 async def put(call: Call) -> Any:
-    """Make a vhost, or change its description, tags, default queue type and protection."""
+    """Make a vhost, or change its description, tags, default queue type, protection and copies."""
     body, name = await call.body(VhostBody), call.part("vhost")
     existed = name in call.catalog.vhosts
     before = call.catalog.vhosts[name].put if existed else VhostPut(name)
     kind, protected = body.default_queue_type, body.protected_from_deletion
+    replicas = before.replicas if body.replicas is None else body.replicas
+    min_in_sync = before.min_in_sync if body.min_in_sync is None else body.min_in_sync
+    if min_in_sync > replicas > 0:
+        raise bad_request(f"min_in_sync: {min_in_sync} is more than {replicas} replicas")
     put = VhostPut(
         name,
         body.description,
@@ -111,6 +124,8 @@ async def put(call: Call) -> Any:
         before.default_queue_type if kind is None else kind,
         before.is_protected if protected is None else protected,
         before.is_traced if body.tracing is None else body.tracing,
+        replicas,
+        min_in_sync,
     )
     await call.ask_without_rights(put)
     if not existed and not call.is_local:
