@@ -18,10 +18,11 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from typer.testing import CliRunner
 
+from shardmq.broker.routing.placement import place
 from shardmq.supervisor.cli.app import app
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
-from tests.support.real_cluster import RealCluster, api, connect, wait_for_nodes
+from tests.support.real_cluster import RealCluster, api, connect, put, wait_for_nodes
 
 # A node takes half a minute to start on a crowded machine, and each test starts some.
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
@@ -48,6 +49,9 @@ Leader._numbers = lambda self, nodes: ()
 # Of the three nodes: what was confirmed must be there whatever each of them compresses by.
 COMPRESSION = ("zstd", "lz4", "none")
 LARGE = b"many words " * 1000
+# Beside the shards with two copies one node has a shard without any, and one with three.
+SETS = {"node-1": ["1:1", "1:3"]}
+SIZE = "x-quorum-initial-group-size"
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ def cluster(real: RealEtcd, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         f"node-{index}": {"SHARDMQ_CLUSTER_COMPRESSION": method}
         for index, method in enumerate(COMPRESSION)
     }
-    with RealCluster(directory, real, replicas=2, by_node=by_node) as made:
+    with RealCluster(directory, real, replicas=2, by_node=by_node, sets=SETS) as made:
         wait_for_nodes(made.nodes[0], 3)
         made.wait_for_copies()
         yield made
@@ -223,9 +227,63 @@ def test_each_node_compresses_as_its_own_setting_says(cluster: RealCluster, name
             and (methods[row["node"]] == "none")
             == (row["replica_sent_bytes"] == row["replica_plain_bytes"])
             for row in api(first, "shards")
+            if row["replicas"] == 2  # the queues lie on no other shard
         )
 
     wait_until(are_as_told, "the bytes that were sent")
+
+
+@pytest.mark.row("K1", "C1.14")
+def test_queues_lie_on_as_many_nodes_as_they_ask_for_and_survive_accordingly(
+    cluster: RealCluster, name: str
+) -> None:
+    first, lost = cluster.nodes[:2]
+    put(
+        first,
+        f"policies/%2F/{name}",
+        {"pattern": f"^{name}-3$", "definition": {"replicas": 3}, "apply-to": "queues"},
+    )
+    # The second of the three shards with two copies is that of the node that will be lost.
+    names = (f"{name}-2-{index}" for index in range(1000))
+    two = next(queue for queue in names if place("/", queue, 3) == 1)
+    asked = {f"{name}-1": {SIZE: 1}, two: {}, f"{name}-3": {"x-queue-type": "quorum"}}
+    with connect(first) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        for queue, arguments in asked.items():
+            channel.queue_declare(queue, durable=True, arguments=arguments)
+            channel.basic_publish("", queue, b"7", PERSISTENT, mandatory=True)
+    found = {queue: api(first, f"queues/%2F/{queue}") for queue in asked}
+    for queue, row in found.items():
+        copies = int(queue.removeprefix(name)[1])
+        on = [
+            node
+            for node in cluster.nodes
+            for place in ("", "copies/")
+            if (node.data_dir / f"{place}shard-{row['shard']:02d}").is_dir()
+        ]
+        assert (len(on), len(row["members"])) == (copies, copies)
+        assert (row["replicas"], row["replicas_wanted"]) == (copies, copies)
+    lost.kill_all()
+    wait_for_others(cluster, lost)
+    wait_for_nodes(first, 2)
+    assert found[two]["shard"] == 1
+    for queue in (two, f"{name}-3"):
+        assert all_of(first, queue) == [7]
+        status = api(first, f"queues/quorum/%2F/{queue}/status")
+        assert "shardmq@node-1" not in [
+            r["Node Name"] for r in status if r["Raft State"] == "leader"
+        ]
+    [alone] = api(first, f"queues/quorum/%2F/{name}-1/status")
+    assert (alone["Node Name"], alone["Raft State"]) == ("shardmq@node-1", "noproc")
+    with (
+        connect(first) as client,
+        pytest.raises(pika.exceptions.ChannelClosedByBroker, match="404"),
+    ):
+        client.channel().basic_get(f"{name}-1")
+    lost.restart()
+    cluster.wait_for_copies()
+    assert all_of(first, f"{name}-1") == [7]
 
 
 def test_a_node_that_stood_still_follows_those_who_lead_now(

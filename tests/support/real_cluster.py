@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 import pika
 
+from shardmq.cluster.replicas import shard_set
 from shardmq.cluster.rules import Record
 from tests.support.etcd import RealEtcd
 from tests.support.namespaces import Network
@@ -73,6 +74,7 @@ class RealCluster:
         by_node: Variables that one node has besides, by its name.
         network: The hosts of the nodes, by their names.
         more: Flags that each node has besides.
+        sets: More shards that a node has, in sets: cluster.shard_sets, by its name.
         together: Start all nodes but the first one at once. Who has which shards is then unknown.
     """
 
@@ -88,8 +90,10 @@ class RealCluster:
         more: tuple[str, ...] = (),
         together: bool = False,
         by_node: Mapping[str, Mapping[str, str]] | None = None,
+        sets: Mapping[str, list[str]] | None = None,
     ) -> None:
         self._by_node = by_node or {}
+        self._sets = sets or {}
         self._together = together
         self._directory = directory
         self.etcd = etcd
@@ -132,11 +136,13 @@ class RealCluster:
         """Start a node with a data directory of its name."""
         network = self._network
         host = "127.0.0.1" if network is None else network.address(name)
+        sets = self._sets.get(name, [])
+        of_sets = {"SHARDMQ_CLUSTER_SHARD_SETS": ",".join(sets)} if sets else {}
         return RealBroker(
             self._directory / name,
-            shards=self._shards,
+            shards=self._shards + sum(shard_set(each).shards for each in sets),
             more=(*node_arguments(self.etcd, name, address=host), *self._more),
-            environment={**self._environment, **self._by_node.get(name, {})},
+            environment={**self._environment, **of_sets, **self._by_node.get(name, {})},
             host=host,
             user=self._user,
             prefix=() if network is None else network.command(name),
@@ -156,10 +162,12 @@ class RealCluster:
 
     def wait_for_copies(self) -> None:
         """Wait until each shard has as many nodes in sync as it is to have."""
+        sets = [shard_set(each) for node in self._sets.values() for each in node]
+        more = [each.replicas.count for each in sets for _ in range(each.shards)]
+        wanted = [self._replicas] * self._shards * self._count + [n for n in more if n > 1]
         wait_until(
             lambda: (
-                [len(record.in_sync) for record in self.copies().values()]
-                == [self._replicas] * self._shards * self._count
+                sorted(len(record.in_sync) for record in self.copies().values()) == sorted(wanted)
             ),
             "all copies to be in sync",
         )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardmq.broker.controller.cluster_view import KnownNode
 from shardmq.broker.controller.decisions.moves import unfit
-from shardmq.broker.controller.moving.spread import evened_out, spread
+from shardmq.broker.controller.moving.relocating import Relocating
+from shardmq.broker.controller.moving.spread import Planned, evened_out, spread
 from shardmq.broker.controller.requests import Forget, Move, MoveOn
 from shardmq.broker.model.changes import BEGUN, DRAINED_NODES, ParameterPut, QueuePut, VhostPut
 from shardmq.broker.model.copies import asked_by
@@ -265,3 +269,36 @@ def test_rebalancing_brings_queues_to_shards_that_suit_them_and_evens_those_out(
         if not stay:
             assert max(counts[s] for s in kind) - min(counts[s] for s in kind) <= 1
         assert evened_out([q for q in there if q.name not in to], []) == []
+
+
+async def test_drains_and_rebalancings_keep_to_shards_that_suit_a_queue() -> None:
+    cluster = Cluster()
+    for number in range(30):
+        cluster.declared(f"q{number}", **({SIZE: number % 3} if number % 3 else {}))
+    view: Any = SimpleNamespace(nodes=[KnownNode(n.number, n.name, n.shards, True) for n in NODES])
+    authority: Any = SimpleNamespace(
+        places=cluster.placement.without(frozenset()),
+        asked=lambda queue: asked_by(queue, cluster.vhost, DEFAULT),
+    )
+    no_shards: Any = None
+    relocating = Relocating(cluster.catalog, authority, no_shards, view)
+
+    def carry_out(planned: Planned) -> None:
+        assert not unfit(planned.queue)
+        cluster._apply([msgspec.structs.replace(planned.queue, shard=planned.to)])
+
+    cluster.ask(ParameterPut("", DRAINED_NODES, "n1", True))
+    authority.places = cluster.placement.without({"n1"})
+    left = sum(queue.shard // 4 == 1 for queue in cluster.vhost.queues.values())
+    for _ in range(left):
+        planned = relocating._of_drained()
+        assert planned is not None and planned.to // 4 != 1
+        assert cluster.copies_of(planned.queue) == cluster.placement.replicas.of(planned.to)
+        carry_out(planned)
+    assert left and relocating._of_drained() is None
+    cluster.set_policy(replicas=5)
+    for planned in relocating.plan():
+        carry_out(planned)
+    for queue in cluster.vhost.queues.values():
+        wanted = queue.arguments.get(SIZE, 5)
+        assert queue.shard // 4 != 1 and cluster.copies_of(queue).count == wanted

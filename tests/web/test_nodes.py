@@ -87,10 +87,16 @@ def answers(path: str, found: Any) -> tuple[int, Any]:
                     **found,
                     "items": [{**row, "node": NAMES[0]} for row in found["items"]],
                 }
-            return 200, {**found, "node": NAMES[0]}
+            return 200, {**found, "node": NAMES[0], **COPIES, "replicas_wanted": 5}
         case ["shards", *_]:
-            return 200, [{**row, "node": NAMES[row["shard"]]} for row in found]
+            return 200, [{**row, "node": NAMES[row["shard"]], **COPIES} for row in found]
     return 200, found
+
+
+# Of a shard, or a queue on it.
+COPIES: dict[str, Any] = {
+    "replicas": 3, "min_in_sync": 2, "in_sync": list(NAMES[:2]), "members": list(NAMES[:2]),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -148,7 +154,12 @@ def test_a_node_is_reached_from_the_menu_a_queue_and_a_connection(visit: Visit) 
         page.locator("#view").get_by_role("link", name="first.example.org").first.click()
         titled(page, NAMES[0])
     visit.see("queues/%2F/orders")
-    expect(page.locator(".facts").first).to_contain_text(NAMES[0])
+    for text in (NAMES[0], "2 of 3 in sync; 5 are asked for"):
+        expect(page.locator(".facts").first).to_contain_text(text)
+    visit.see("shards")
+    expect(page.get_by_role("cell", name="2 of 3", exact=True).first).to_be_visible()
+    visit.see("shards/0")
+    expect(page.locator(".facts").first).to_contain_text("3 nodes; 2 in sync confirm")
 
 
 def test_a_node_that_is_down_says_so(visit: Visit) -> None:

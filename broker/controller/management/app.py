@@ -99,7 +99,8 @@ SHUTDOWN_S_MAX = 2.0  # for calls that are under way when the controller stops
 # In the order of their routes: of two paths that fit a call the first one answers.
 RESOURCES = (
     overview, cluster, login_attempts, vhosts, users, queues, queue_copies, explain_route,
-    resharding, stream_groups, streams, stream_clients, super_streams, virtual_queues, exchanges, bindings,
+    resharding, stream_groups, streams, stream_clients, super_streams, virtual_queues, exchanges,
+    bindings,
     connections, channels, consumers, messages, policies, parameters, limits, health,
     garbage_collection, node_drains, processes, shard_load, logs, message_sizes, settings,
     definitions, shovels, federation, unclean_elections, snapshots,

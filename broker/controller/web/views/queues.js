@@ -138,6 +138,13 @@ function numbersOf(row) {
   ]);
 }
 
+// In a cluster: how many nodes have all of the queue, are to have it, and were asked for.
+function copies(row) {
+  if (row.replicas === undefined) return null;
+  const asked = row.replicas_wanted === row.replicas ? "" : `; ${format.count(row.replicas_wanted)} are asked for`;
+  return `${format.count(row.members.length)} of ${format.count(row.replicas)} in sync${asked}`;
+}
+
 function aboutOf(row) {
   const stream = row.exchange === undefined ? null : h("a", { href: to("streams", row.vhost, row.exchange) }, `${row.exchange}, shard queue ${row.index}`);
   return facts([
@@ -146,6 +153,7 @@ function aboutOf(row) {
     ["Features", features(row)],
     ["Shard", h("a", { href: to("shards", row.shard) }, String(row.shard))],
     nodeFact(row),
+    ["Copies", copies(row)],
     ["Stream exchange", stream],
     ["Arguments", entries(row.arguments)],
     ["Policy", row.policy || "none"],

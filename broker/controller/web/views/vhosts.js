@@ -56,6 +56,8 @@ export function vhost(page, name) {
       ["Description", found.description || "–"],
       ["Tags", found.tags.join(", ") || "–"],
       ["Default queue type", found.default_queue_type],
+      ["Copies asked for", found.metadata.replicas ? format.count(found.metadata.replicas) : null],
+      ["Nodes in sync for a confirm", found.metadata.min_in_sync ? format.count(found.metadata.min_in_sync) : null],
       ["Messages ready", format.count(found.messages_ready)],
       ["Messages unacknowledged", format.count(found.messages_unacknowledged)],
       ["Tracing", found.tracing ? "on" : "off"],
