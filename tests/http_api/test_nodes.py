@@ -242,6 +242,7 @@ async def test_shards_say_on_how_many_nodes_they_are_to_be(cluster: Api) -> None
     assert (await cluster.get("/api/shards"))[0]["min_in_sync"] == 1
 
 
+@pytest.mark.row("G3.7", "C1.14")
 async def test_queues_say_which_copies_they_ask_for_and_have(cluster: Api) -> None:
     numbers = ReplicasOfShards({1: Replicas(1)}, Replicas(3))
     members = Claimed((DOWN, OTHER, LEADER), 4)

@@ -118,7 +118,8 @@ MORE: Final[dict[str, str]] = {
         "messages_unacknowledged_details:map incoming:list deliveries:list "
         "messages_persistent:int? message_bytes_persistent:int? messages_ram:int "
         "message_bytes_ram:int oldest_message_age:num? idle_since:str? consumer_utilisation:num? "
-        "consumer_capacity:num?"
+        "consumer_capacity:num? replicas:int min_in_sync:int replicas_wanted:int "
+        "min_in_sync_wanted:int"
     ),
     "Connection": (
         "channels:int recv_oct:int recv_cnt:int send_oct:int send_cnt:int send_pend:int "
@@ -135,7 +136,7 @@ MORE: Final[dict[str, str]] = {
         "dest_queue:str dest_exchange:str dest_exchange_key:str dest_address:str "
         "blocked_status:str reason:str"
     ),
-    "Vhost": "recv_oct_details:map send_oct_details:map",
+    "Vhost": "recv_oct_details:map send_oct_details:map replicas:int min_in_sync:int",
     "Node": "disk_free:int disk_free_limit:int",
     "Load": (
         "messages:int messages_ready:int messages_unacknowledged:int message_bytes:int "
