@@ -8,6 +8,12 @@ data directory from another one which is started under the name of the same node
     /shardmq/NAME/forgotten/ID  Forgotten  a node that was one, and may not come back
     /shardmq/NAME/secret        bytes      a fingerprint, so that no node with another secret joins
     /shardmq/NAME/refused       Refused    the last node that was refused, for other logs
+    /shardmq/NAME/restored      Origin     the snapshot that the cluster was restored from, if any
+
+A data directory that is part of a snapshot has a new identity, and says so in its `cluster.json`.
+The first node that starts on one notes the snapshot in etcd. Then no node may join that has the
+data of another snapshot, or those of the cluster as it was before: their shards and definitions do
+not belong together.
 """
 
 from __future__ import annotations
@@ -91,14 +97,44 @@ class Refused(Struct, frozen=True):
         return f"{self.name} at {self.address}: {self.why}"
 
 
+class Part(Struct, frozen=True):
+    """The part of a snapshot that one node has made: its number, and the terms of its shards.
+
+    A shard without copies has the term 0.
+    """
+
+    number: int
+    shards: dict[int, int]
+
+
+class Origin(Struct, frozen=True):
+    """A snapshot of a cluster: its name, when it was made, and its parts by the names of the nodes.
+
+    Each shard is in one part.
+    """
+
+    snapshot: str
+    made_at: str
+    parts: dict[str, Part]
+
+    @property
+    def shards(self) -> set[int]:
+        """All shards of the snapshot."""
+        return {shard for part in self.parts.values() for shard in part.shards}
+
+
 class Place(Struct, frozen=True):
-    """The content of `cluster.json`. The number is UNCLAIMED before the first claim."""
+    """The content of `cluster.json`. The number is UNCLAIMED before the first claim.
+
+    origin: the snapshot that the cluster was restored from, or that the directory is part of.
+    """
 
     cluster: str
     node: str
     identity: str
     number: int = UNCLAIMED
     shards: list[int] = []
+    origin: Origin | None = None
 
 
 def members_key(keys: KeyNames) -> str:
@@ -114,6 +150,11 @@ def forgotten_key(keys: KeyNames, number: int | str = "") -> str:
 def refused_key(keys: KeyNames) -> str:
     """Return the key of the last node that was refused."""
     return f"{keys.all}refused"
+
+
+def restored_key(keys: KeyNames) -> str:
+    """Return the key of the snapshot that the cluster was restored from."""
+    return f"{keys.all}restored"
 
 
 def refused_of(pair: Pair) -> Refused:
@@ -201,8 +242,53 @@ class Claims:
     async def number(self, place: Place) -> Place:
         """Return the place with the number of the node, which is claimed if there is none yet.
 
-        The number of a node that was forgotten is never given to another one.
+        The number of a node that was forgotten is never given to another one. The place has the
+        snapshot that the cluster was restored from, and no other node gets the numbers in it. The
+        first node of a snapshot notes it, unless the cluster has nodes that are not of it.
         """
+        while True:
+            place, noted = await self._with_origin(place)
+            found = await self._number(place, noted)
+            if found is not None:
+                return found
+
+    async def _with_origin(self, place: Place) -> tuple[Place, Compare]:
+        """Return the place with the origin of the cluster, and the condition that it stays so."""
+        key = restored_key(self._keys)
+        if place.origin is not None:
+            await self._create(key, value=msgspec.json.encode(place.origin))
+        noted = await self._noted()
+        if noted is None:
+            if place.origin is not None:  # refused for another node meanwhile
+                raise NoPlace("the cluster has nodes that are not of the snapshot: see their logs")
+            return place, Compare(key, create_revision=0)
+        there, stays = _origin_of(noted), Compare(key, mod_revision=noted.mod_revision)
+        for pair in (await self._etcd.range(self._members)).pairs:
+            if pair.mod_revision < noted.mod_revision:
+                await self._etcd.transact([stays], [Delete(key)])  # all of the snapshot find this
+                name = member_of(pair.key, pair.value).name
+                raise NoPlace(
+                    f"the data directory is of a snapshot, and the cluster has the node '{name}', "
+                    "which is not: start on it with an etcd that knows nothing of the cluster"
+                )
+        if place.origin is None and place.number != UNCLAIMED:
+            raise NoPlace(
+                f"the cluster was restored from the snapshot {there.snapshot}, and the data "
+                "directory is of the cluster as it was before: start with an empty one"
+            )
+        if place.origin is not None and place.origin.snapshot != there.snapshot:
+            raise NoPlace(
+                f"the data directory is of the snapshot {place.origin.snapshot}, and the cluster "
+                f"was restored from the snapshot {there.snapshot}"
+            )
+        return msgspec.structs.replace(place, origin=there), stays
+
+    async def _noted(self) -> Pair | None:
+        outcome = await self._etcd.transact([], [Get(restored_key(self._keys))])
+        return outcome.pairs[0]
+
+    async def _number(self, place: Place, origin_stays: Compare) -> Place | None:
+        """Return the place with its number; None if the origin of the cluster is another by now."""
         members = await self._etcd.range(self._members)
         taken: set[int] = set()
         for number, forgotten in (await self._all_forgotten()).items():
@@ -221,12 +307,20 @@ class Claims:
                     "it there, or take another name (cluster.node)"
                 )
         known = place.number != UNCLAIMED  # etcd has lost it
-        free = [place.number] if known else [n for n in range(NODES_MAX) if n not in taken]
-        value = msgspec.json.encode(Member(place.node, place.identity))
+        parts = {} if place.origin is None else place.origin.parts
+        kept = taken | {part.number for part in parts.values()}
+        free = [place.number] if known else [n for n in range(NODES_MAX) if n not in kept]
+        put = Put("", msgspec.json.encode(Member(place.node, place.identity)))
         for number in free:
             keys = f"{self._members}{number}", forgotten_key(self._keys, number)
-            if number not in taken and await self._create(*keys, value=value):
+            absent = [Compare(each, create_revision=0) for each in keys]
+            if number in taken:
+                continue
+            put = msgspec.structs.replace(put, key=keys[0])
+            if (await self._etcd.transact([origin_stays, *absent], [put])).succeeded:
                 return msgspec.structs.replace(place, number=number)
+        if not (await self._etcd.transact([origin_stays], [])).succeeded:
+            return None
         if known:
             raise NoPlace(f"another node of the cluster has the number {place.number}")
         raise NoPlace(
@@ -247,7 +341,7 @@ class Claims:
         }
         own = {shard for shard, claim in owners.items() if _is_made_by(place.number, claim)}
         brought = set(held) - own - set(place.shards)
-        if brought and owners.keys() - own:
+        if brought and (owners.keys() - own or place.origin is not None):
             raise NoPlace(
                 f"the data directory has messages of shard {min(brought)}, which is not of this "
                 "cluster: only the first node of a cluster may bring data"
@@ -260,7 +354,9 @@ class Claims:
                 raise NoPlace(f"shard {shard} belongs to another node of the cluster")
             own.add(shard)
         burnt = {each for gone in (await self._all_forgotten()).values() for each in gone.burnt}
-        for shard in sorted(set(range(SHARDS_MAX)) - burnt):
+        # A node of the snapshot that the cluster was restored from may not have come yet.
+        kept = set() if place.origin is None else place.origin.shards
+        for shard in sorted(set(range(SHARDS_MAX)) - burnt - kept):
             if len(own) >= count:
                 break
             is_free = shard not in owners and shard not in own
@@ -660,6 +756,13 @@ def _forgotten_of(pair: Pair) -> Forgotten:
         return msgspec.json.decode(pair.value, type=Forgotten)
     except BAD_JSON as error:
         raise BadRecord(f"{pair.key}: no forgotten node: {error}") from None
+
+
+def _origin_of(pair: Pair) -> Origin:
+    try:
+        return msgspec.json.decode(pair.value, type=Origin)
+    except BAD_JSON as error:
+        raise BadRecord(f"{pair.key}: no snapshot: {error}") from None
 
 
 def member_of(key: str, value: bytes) -> Member:

@@ -45,6 +45,7 @@ FACTS: Final = "facts"  # what nodes that do not lead tell about themselves
 # The services of each node.
 RANGES: Final = "ranges"  # where its streams begin and end
 READER: Final = "reader"  # its reader of streams
+SNAPSHOT: Final = "snapshot"  # its part of a snapshot
 # The service of a shard's process that follows, besides that of the copies.
 COPY_STATE: Final = "copy-state"  # what its copy is, for an unclean election
 

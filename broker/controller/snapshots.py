@@ -1,6 +1,7 @@
-"""Make a snapshot of a broker on one host: the definitions, and the files of each shard.
+"""Make a snapshot of a broker: the definitions, and the files of each shard.
 
-`stored/snapshot_directory.py` has the directory that all goes into.
+`stored/snapshot_directory.py` has the directory that all goes into. In a cluster,
+`nodes/cluster_snapshots.py` has each node make its part.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Final, ParamSpec
+from typing import Any, Final, ParamSpec, Protocol
 
 from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
 from shardmq.broker.controller.stored import snapshot_directory
@@ -25,11 +26,18 @@ P = ParamSpec("P")
 Places = dict[tuple[str, str], int]  # the shards of the durable queues, by vhost and name
 
 
+class InCluster(Protocol):
+    """Makes the parts of a snapshot at the nodes of a cluster."""
+
+    async def make(self, target: Path, snapshots: Snapshots) -> dict[str, Any]: ...
+
+
 class Snapshots:
     """The snapshots of one controller, one at a time.
 
     data_dir: that of the broker.
     moving: returns the names of queues that move between shards now.
+    cluster: makes them in a cluster; None on one host.
     """
 
     def __init__(
@@ -46,16 +54,23 @@ class Snapshots:
         self._shards = shards
         self._moving = moving
         self._is_busy = False
+        self.cluster: InCluster | None = None
 
-    async def make(self, target: Path) -> None:
-        """Make a snapshot in a directory that is empty or not there. Raises NoSnapshot."""
+    async def make(self, target: Path) -> dict[str, Any]:
+        """Make a snapshot in a directory that is empty or not there. Raises NoSnapshot.
+
+        Returns what an answer says of it besides the directory.
+        """
         if self._is_busy:
             raise NoSnapshot("another snapshot is being made")
         if self._moving():
             raise NoSnapshot("queues move between shards: try again when they have moved")
         self._is_busy = True
         try:
+            if self.cluster is not None:
+                return await self.cluster.make(target, self)
             await self._make(target)
+            return {}
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise NoSnapshot(f"{where}{error.strerror or error}") from None
@@ -65,42 +80,46 @@ class Snapshots:
     async def _make(self, target: Path) -> None:
         made: list[Path] = []
         try:
-            await _in_thread(snapshot_directory.begin, target, self._data_dir, made)
+            await in_thread(snapshot_directory.begin, target, self._data_dir, made)
             (fresh,) = made
-            await self._copy(fresh, VERSION_NAME, INSTALLATION)
-            before = self._places()
-            replies = [
-                self._shards.request(
-                    shard.number,
-                    partial(wire.Snapshot, directory=f"{fresh}/shard-{shard.number:02d}"),
-                    SHARD_S_MAX,
-                )
-                for shard in self._shards.shards
-            ]
+            await self._copy(fresh, VERSION_NAME)
+            before = self.places()
+            replies = [self.ask(shard.number, fresh) for shard in self._shards.shards]
             await asyncio.wait(replies)
             for shard, reply in enumerate(replies):
-                answer = _answer(reply)
-                if isinstance(answer, wire.Refused):
-                    raise NoSnapshot(f"shard {shard}: {answer.text}")
-            # Behind the shards: a queue of which messages were taken is then known, unless somebody
-            # has deleted it.
-            write = self._definitions.copy_job(self._catalog, fresh)
-            after = self._places()
-            if self._moving() or any(after.get(name, at) != at for name, at in before.items()):
-                raise NoSnapshot("a queue has moved between shards meanwhile: try again")
-            await _in_thread(write)
-            # Behind the definitions, since a stream is noted as ended before its queue goes.
-            await self._copy(fresh, ENDED_NAME)
-            await _in_thread(snapshot_directory.give_name, fresh, target)
+                look_at(shard, reply)
+            await self.write_definitions(fresh, before)
+            await in_thread(snapshot_directory.give_name, fresh, target)
         except BaseException:
             for path in made:
-                await _in_thread(snapshot_directory.remove, path)
+                await in_thread(snapshot_directory.remove, path)
             raise
 
-    async def _copy(self, fresh: Path, *names: str) -> None:
-        await _in_thread(snapshot_directory.copy_small, self._data_dir, fresh, *names)
+    def ask(self, shard: int, fresh: Path) -> asyncio.Future[Any]:
+        """Ask a shard for its files, in a directory at its node."""
+        directory = f"{fresh}/shard-{shard:02d}"
+        return self._shards.request(shard, partial(wire.Snapshot, directory=directory), SHARD_S_MAX)
 
-    def _places(self) -> Places:
+    async def write_definitions(self, fresh: Path, before: Places) -> None:
+        """Write the definitions to a directory, when the shards have written their files.
+
+        before: the places of the queues before the shards were asked. Raises NoSnapshot, OSError.
+        """
+        # Behind the shards: a queue of which messages were taken is then known, unless somebody
+        # has deleted it.
+        write = self._definitions.copy_job(self._catalog, fresh)
+        after = self.places()
+        if self._moving() or any(after.get(name, at) != at for name, at in before.items()):
+            raise NoSnapshot("a queue has moved between shards meanwhile: try again")
+        await in_thread(write)
+        # Behind the definitions, since a stream is noted as ended before its queue goes.
+        await self._copy(fresh, ENDED_NAME, INSTALLATION)
+
+    async def _copy(self, fresh: Path, *names: str) -> None:
+        await in_thread(snapshot_directory.copy_small, self._data_dir, fresh, *names)
+
+    def places(self) -> Places:
+        """Return where the durable queues lie."""
         return {
             (vhost.name, queue.name): queue.shard
             for vhost in self._catalog.vhosts.values()
@@ -109,7 +128,7 @@ class Snapshots:
         }
 
 
-async def _in_thread(work: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
+async def in_thread(work: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
     """Run work in a thread. Who cancels this waits until the work has ended, as often as he does.
 
     So nothing is removed beside a thread that still writes it or gives it its name.
@@ -127,8 +146,11 @@ async def _in_thread(work: Callable[P, None], *args: P.args, **named: P.kwargs) 
     running.result()
 
 
-def _answer(reply: asyncio.Future[object]) -> object:
+def look_at(shard: int, reply: asyncio.Future[Any]) -> None:
+    """Look at the answer of a shard. Raises NoSnapshot unless its files are there."""
     try:
-        return reply.result()
+        answer = reply.result()
     except ShardSilent as error:
         raise NoSnapshot(str(error)) from None
+    if isinstance(answer, wire.Refused):
+        raise NoSnapshot(f"shard {shard}: {answer.text}")

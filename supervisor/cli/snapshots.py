@@ -23,9 +23,17 @@ def snapshot(
     """Make a snapshot of the definitions and messages of a broker that runs.
 
     Start a broker on it with `shardctl start --data-dir DIR`. Files that no longer change get a
-    second name there, if DIR is on the same file system, and are copied if not.
+    second name there, if DIR is on the same file system, and are copied if not. In a cluster each
+    node makes DIR/NODE on its own host. Each shard is in the part of one node, so keep all parts.
     """
     if api.timeout_s == TIMEOUT_S:
         api = dataclasses.replace(api, timeout_s=SNAPSHOT_S_MAX)
     made = api.post("snapshots", body={"directory": os.path.abspath(directory)})
-    typer.echo(f"a snapshot is in {made['directory']}")
+    if "parts" not in made:
+        typer.echo(f"a snapshot is in {made['directory']}")
+        return
+    typer.echo(f"the snapshot {made['snapshot']} is in {made['directory']} of each host:")
+    for node, shards in made["parts"].items():
+        typer.echo(f"  {node}: {'shards ' if shards else 'no shard'}{', '.join(map(str, shards))}")
+    for node in made["nodes_away"]:
+        typer.echo(f"  {node}: it is down and has no part; other nodes have its shards")

@@ -1,6 +1,6 @@
-"""The commands `store verify`, `stats`, `dump` and `salvage` for the files of a stopped broker.
+"""The commands `store verify`, `stats`, `dump`, `salvage` and `merge`, for files at rest.
 
-The store itself reads the files, in a process of its own.
+All but `merge` are the store's, which reads the files in a process of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from shardmq.supervisor import merging
 from shardmq.supervisor.cli.api import CONFIG, fail
 from shardmq.supervisor.cli.processes import run_module
 
@@ -65,6 +66,27 @@ def salvage(directory: Directory, target: Target) -> None:
     cannot be read everywhere, and for a look before the start.
     """
     _run("salvage", directory, target)
+
+
+@app.command(epilog=STATUSES)
+def merge(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Has the parts of all nodes, as DIR/NODE.")
+    ],
+    target: Target,
+) -> None:
+    """Merge the parts of a cluster's snapshot into a data directory for one host.
+
+    A broker without a cluster starts on OUT, and so does the first node of a new cluster. The parts
+    stay as they are.
+    """
+    try:
+        origin = merging.merge(directory.absolute(), target.absolute())
+    except merging.NotMerged as error:
+        fail(str(error), CONFIG)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), CONFIG)
+    typer.echo(f"the snapshot {origin.snapshot} of {origin.made_at} is in {target}")
 
 
 def _run(verb: str, directory: Path, *others: Path) -> None:

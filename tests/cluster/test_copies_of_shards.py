@@ -438,6 +438,43 @@ def read(client: pika.BlockingConnection, stream: str, count: int, tag: str) -> 
     return found
 
 
+def test_a_snapshot_of_a_cluster_is_restored_with_an_etcd_that_knows_nothing_and_on_one_host(
+    cluster: RealCluster, name: str, own: RealEtcd, tmp_path: Path
+) -> None:
+    """What was confirmed before the call is there, in order, and users may go on."""
+    pumps = pumping(cluster, name, [0])
+    before = {queue: list(found) for pump in pumps for queue, found in pump.confirmed.items()}
+    monday = tmp_path / "monday"
+    told = CliRunner().invoke(
+        app, ["snapshot", str(monday), "--data-dir", str(cluster.nodes[1].data_dir)]
+    )
+    assert told.exit_code == 0 and "monday of each host" in told.output, told.output
+    again = CliRunner().invoke(
+        app, ["snapshot", str(monday), "--data-dir", str(cluster.nodes[1].data_dir)]
+    )
+    assert again.exit_code != 0 and "is not empty" in again.output
+    more_confirms(pumps)
+    check(cluster, pumps)
+    merged = CliRunner().invoke(app, ["store", "merge", str(monday), str(tmp_path / "one")])
+    assert merged.exit_code == 0, merged.output
+
+    def check_restored(node: RealBroker) -> None:
+        for queue, confirmed in before.items():
+            found = all_of(node, queue)
+            assert found == sorted(set(found)) and set(confirmed) <= set(found)
+
+    one = RealBroker(tmp_path / "one", shards=3)
+    try:
+        check_restored(one)
+    finally:
+        one.clean_up()
+    for part in list(monday.iterdir()):
+        part.rename(monday / part.name.removeprefix("shardmq@"))
+    with RealCluster(monday, own, replicas=2) as restored:
+        restored.wait_for_copies()
+        check_restored(restored.nodes[2])
+
+
 def elect(node: RealBroker, shard: int, name: str, *words: str) -> tuple[bool, str]:
     """Ask a node for an unclean election; return whether it was done, and the words."""
     where = ("--data-dir", str(node.data_dir))

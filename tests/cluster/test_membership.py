@@ -18,6 +18,8 @@ from shardmq.cluster.membership import (
     Claims,
     Member,
     NoPlace,
+    Origin,
+    Part,
     Place,
     Seats,
     Wanted,
@@ -32,6 +34,7 @@ from shardmq.cluster.pairs import (
     Compare,
     Delete,
     Deleted,
+    Get,
     Listing,
     Operation,
     Outcome,
@@ -92,6 +95,82 @@ async def test_what_etcd_has_lost_is_claimed_again(etcd: Etcd, cluster: str) -> 
     first = Place(lost, "a", "identity of a", number=0, shards=[0, 1])
     with pytest.raises(NoPlace, match="another node of the cluster has the number 0"):
         await claim(etcd, first)
+
+
+MONDAY = Origin("monday", "", {"a": Part(0, {0: 4, 3: 1}), "b": Part(1, {1: 0, 2: 5})})
+
+
+def restored(cluster: str, node: str, origin: Origin = MONDAY) -> Place:
+    """Return the place of a part of a snapshot."""
+    part = origin.parts[node]
+    return Place(cluster, node, f"new identity of {node}", part.number, sorted(part.shards), origin)
+
+
+async def test_nodes_of_a_snapshot_have_their_numbers_and_shards_again(
+    etcd: Etcd, cluster: str
+) -> None:
+    second = await claim(etcd, restored(cluster, "b"), 2, held=(1, 2))
+    assert (second.number, second.shards) == (1, [1, 2])
+    # A node that comes before the last one of the snapshot takes nothing of that.
+    new = await claim(etcd, new_place(cluster, "c"))
+    assert (new.number, new.shards, new.origin) == (2, [4, 5], MONDAY)
+    first = await claim(etcd, restored(cluster, "a"), 3, held=(0, 3))
+    assert (first.number, first.shards) == (0, [0, 3, 6])
+    for place in (first, second, new):  # they come back, also if etcd loses all
+        assert await claim(etcd, place) == place
+        assert await claim(etcd, msgspec.structs.replace(place, cluster=f"{cluster}-2"))
+
+
+async def test_data_that_are_not_of_the_snapshot_do_not_join(etcd: Etcd, cluster: str) -> None:
+    await claim(etcd, restored(cluster, "a"))
+    tuesday = Origin("tuesday", "", MONDAY.parts)
+    with pytest.raises(NoPlace, match="is of the snapshot tuesday.*from the snapshot monday"):
+        await claim(etcd, restored(cluster, "b", tuesday))
+    with pytest.raises(NoPlace, match="of the cluster as it was before"):
+        await claim(etcd, Place(cluster, "b", "identity of b", 1, [1, 2]))
+    with pytest.raises(NoPlace, match="only the first node of a cluster may bring data"):
+        await claim(etcd, new_place(cluster, "c"), 2, held=(7,))
+    assert (await claim(etcd, restored(cluster, "b"))).shards == [1, 2]
+
+
+async def test_a_snapshot_is_not_mixed_with_a_cluster_that_is_there(
+    etcd: Etcd, cluster: str
+) -> None:
+    old = await claim(etcd, new_place(cluster, "a"))
+    with pytest.raises(NoPlace, match="has the node 'a', which is not: start on it with an etcd"):
+        await claim(etcd, restored(cluster, "b"))
+    assert await claim(etcd, old) == old, "nothing is left of the try"
+    assert (await claim(etcd, new_place(cluster, "b"))).origin is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_of_an_old_node_and_one_of_a_snapshot_that_come_at_once_one_is_refused(
+    seed: int,
+) -> None:
+    """Both are nodes of one cluster in no order of their transactions."""
+    rng, memory = random.Random(seed), Memory()
+    turns = [Place("tea", "b", "old identity of b", 1, [1, 2]), restored("tea", "a")]
+
+    class Turns:
+        """The etcd, which each of them asks some turns of the loop later."""
+
+        async def range(self, prefix: str) -> Listing:
+            await self._wait()
+            return await memory.range(prefix)
+
+        async def transact(self, *what: Any) -> Outcome:
+            await self._wait()
+            return await memory.transact(*what)
+
+        async def _wait(self) -> None:
+            for _ in range(rng.randrange(4)):
+                await asyncio.sleep(0)
+
+    outcomes = await asyncio.gather(
+        *(Claims(Turns(), "tea").number(place) for place in turns), return_exceptions=True
+    )
+    refused = [each for each in outcomes if isinstance(each, NoPlace)]
+    assert len(refused) == 1 and not set(map(type, outcomes)) - {Place, NoPlace}, outcomes
 
 
 async def test_a_name_is_that_of_one_data_directory(etcd: Etcd, cluster: str) -> None:
@@ -208,14 +287,15 @@ class Memory:
         before, self.before = self.before, None
         if before is not None:
             await before()
-        if not all(self._holds(each) for each in compares):
-            return Outcome(False, self.revision, ())
-        for operation in then:
+        succeeds, read = all(self._holds(each) for each in compares), []
+        for operation in then if succeeds else otherwise:
             if isinstance(operation, Put):
                 self.put(operation.key, operation.value)
+            elif isinstance(operation, Get):
+                read.append(self.pairs.get(operation.key))
             else:
                 self.pairs.pop(operation.key, None)
-        return Outcome(True, self.revision, ())
+        return Outcome(succeeds, self.revision, tuple(read))
 
     def _holds(self, compare: Compare) -> bool:
         pair = self.pairs.get(compare.key)

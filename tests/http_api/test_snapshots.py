@@ -1,4 +1,4 @@
-"""The HTTP API makes snapshots for administrators, of one host, where nothing is yet."""
+"""The HTTP API makes snapshots for administrators, where nothing is yet."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ api = conftest.api
 class Snapshots:
     def __init__(self) -> None:
         self.made: list[Path] = []
+        self.more: dict[str, Any] = {}
 
-    async def make(self, target: Path) -> None:
+    async def make(self, target: Path) -> dict[str, Any]:
         if self.made:
             raise NoSnapshot(f"{target} is not empty")
         self.made.append(target)
+        return self.more
 
 
 @pytest.fixture
@@ -56,11 +58,13 @@ async def test_a_bad_directory_is_refused(made: Api, directory: object) -> None:
     assert status == 400 and "directory" in refusal["reason"]
 
 
-async def test_a_snapshot_of_a_cluster_is_refused(api: Api) -> None:
-    context = await in_cluster(api)
+async def test_of_a_cluster_the_parts_are_told(api: Api) -> None:
+    snapshots: Any = Snapshots()
+    snapshots.more = {"snapshot": "1f", "parts": {"shardmq@a": [0]}, "nodes_away": ["shardmq@c"]}
+    context = replace(await in_cluster(api), snapshots=snapshots)
     server = TestServer(api_app(context))
     await server.start_server(**SERVER)
     async with TestClient(server) as client:
         cluster = replace(api, client=client, context=context)
-        status, refusal = await cluster.call("POST", "/api/snapshots", {"directory": "/a"})
-    assert status == 400 and "cluster" in refusal["reason"]
+        answer = await cluster.call("POST", "/api/snapshots", {"directory": "/a"})
+    assert answer == (200, {"directory": "/a", **snapshots.more})

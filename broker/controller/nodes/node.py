@@ -28,10 +28,12 @@ from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsS
 from shardmq.broker.controller.memory import MemoryWatch, pids
 from shardmq.broker.controller.node_facts import NodeFacts, facts_of
 from shardmq.broker.controller.nodes.assurance import Assurance
+from shardmq.broker.controller.nodes.cluster_snapshots import ClusterSnapshots, NodesAlive
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
 from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.relay import Relay
+from shardmq.broker.controller.nodes.snapshot_parts import LINE_BYTES_MAX, make_part
 from shardmq.broker.controller.nodes.unclean_elections import UncleanElections
 from shardmq.broker.controller.peers.links import SOCKET_NAME
 from shardmq.broker.controller.server import WATCHDOG_S, Controller, stop_at_the_end
@@ -41,6 +43,7 @@ from shardmq.broker.controller.stored.definitions import (
     stored_format,
 )
 from shardmq.broker.controller.stored.room import OWNER_ONLY
+from shardmq.broker.controller.stored.snapshot_part import OwnPart
 from shardmq.broker.controller.streams.elsewhere import Elsewhere
 from shardmq.broker.controller.streams.tickets import Tickets
 from shardmq.broker.routing.placement import NodeShards
@@ -71,6 +74,7 @@ from shardmq.cluster.streams import (
     METRICS,
     RANGES,
     READER,
+    SNAPSHOT,
     Address,
     NoStream,
     Opening,
@@ -340,6 +344,17 @@ class Node:
                 self._etcd, KeyNames(self._cluster.name), self._nodes, self._connect_at
             )
             controller.leads = Assurance(copies.replicated, config.data_dir).leads
+            controller.snapshots.cluster = ClusterSnapshots(
+                NodesAlive(
+                    self._etcd,
+                    KeyNames(self._cluster.name),
+                    self._nodes,
+                    self._cluster.node,
+                    self._own_part,
+                    controller.leads,
+                    self._connect_to,
+                )
+            )
             self._leader = controller
             self._changed()
             status = await controller.run(ends)
@@ -403,6 +418,11 @@ class Node:
             except ConfigError as error:
                 log.error("certificates stay as they were: %s", error)
 
+    def _own_part(self) -> OwnPart:
+        """Return the part of a snapshot that this node is to make."""
+        own = self._cluster
+        return OwnPart(self._config.data_dir, own.name, own.node, own.number)
+
     # -- streams -----------------------------------------------------------------------------------
 
     def _opening(self, service: str, peer: Address | None, own: Address | None) -> Opening:
@@ -418,6 +438,11 @@ class Node:
                 raise TooDifferent(why)
             if opening.service in (RANGES, READER):
                 return self._streams.connection(opening.service)
+            if opening.service == SNAPSHOT:
+                return asyncio.StreamReaderProtocol(
+                    asyncio.StreamReader(LINE_BYTES_MAX),
+                    lambda reader, writer: make_part(reader, writer, self._own_part()),
+                )
             if opening.service == COPIES and self._copies is not None:
                 if self._format not in opening.versions.catalog:
                     raise TooDifferent(

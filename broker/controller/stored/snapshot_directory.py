@@ -30,13 +30,30 @@ class NoSnapshot(Exception):
 
 def begin(target: Path, data_dir: Path, made: list[Path]) -> None:
     """Make the directory of a snapshot, and add it to `made`. Raises NoSnapshot or OSError."""
-    fresh = _checked(target, data_dir)
+    check(target, data_dir)
+    if os.path.ismount(target):
+        raise NoSnapshot(f"{target} is a mount point, which keeps its name: take a name below it")
+    fresh = target.with_name(f"{target.name}{INCOMPLETE}")
+    if fresh.is_symlink() or fresh.exists():
+        raise NoSnapshot(f"{fresh} is there, of a snapshot that was cut off: remove it")
     fresh.mkdir(mode=DIRECTORY_MODE)
     made.append(fresh)
 
 
-def _checked(target: Path, data_dir: Path) -> Path:
-    """Return the name of a target until it is whole. Raises NoSnapshot if it cannot be made."""
+def begin_part(target: Path, name: str, made: list[Path]) -> None:
+    """Make the directory of a node's part in the target of a cluster, and add it to `made`.
+
+    Other nodes may share the target. Each has looked before that nothing was there. Raises OSError.
+    """
+    with contextlib.suppress(FileExistsError):
+        target.mkdir(mode=DIRECTORY_MODE)
+    fresh = target / f"{name}{INCOMPLETE}"
+    fresh.mkdir(mode=DIRECTORY_MODE)
+    made.append(fresh)
+
+
+def check(target: Path, data_dir: Path) -> None:
+    """Look whether a snapshot can be made at a target. Raises NoSnapshot or OSError."""
     if not target.is_absolute() or ".." in target.parts:
         raise NoSnapshot(f"{target} is no absolute path")
     if target == Path(target.anchor):
@@ -48,16 +65,13 @@ def _checked(target: Path, data_dir: Path) -> Path:
             READABLE.sync_directory(str(data))
     elif parent.is_relative_to(data):
         raise NoSnapshot(f"{target} is in the data directory: take a name in {data / INSIDE}")
-    fresh = target.with_name(f"{target.name}{INCOMPLETE}")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise NoSnapshot(f"{target} is no directory")
-    if os.path.ismount(target):
-        raise NoSnapshot(f"{target} is a mount point, which keeps its name: take a name below it")
-    if target.is_dir() and any(target.iterdir()):
-        raise NoSnapshot(f"{target} is not empty")
-    if fresh.is_symlink() or fresh.exists():
-        raise NoSnapshot(f"{fresh} is there, of a snapshot that was cut off: remove it")
-    return fresh
+    if target.is_dir():
+        for there in target.iterdir():
+            if there.name.endswith(INCOMPLETE):
+                raise NoSnapshot(f"{there} is there, of a snapshot that was cut off: remove it")
+            raise NoSnapshot(f"{target} is not empty")
 
 
 def copy_small(data_dir: Path, fresh: Path, *names: str) -> None:
@@ -69,11 +83,22 @@ def copy_small(data_dir: Path, fresh: Path, *names: str) -> None:
 
 def give_name(fresh: Path, target: Path) -> None:
     """Sync what lies in the directory itself, then give it its name. Raises OSError."""
+    sync(fresh)
+    fresh.rename(target)  # over an empty directory, if there is one
+    READABLE.sync_directory(str(target.parent))
+
+
+def sync(fresh: Path) -> None:
+    """Sync what lies in the directory itself. Raises OSError."""
     for path in fresh.iterdir():
         if path.is_file():
             sync_file(READABLE, str(path))
     READABLE.sync_directory(str(fresh))
-    fresh.rename(target)  # over an empty directory, if there is one
+
+
+def sync_names(target: Path) -> None:
+    """Sync the names in a directory, and its own. Raises OSError."""
+    READABLE.sync_directory(str(target))
     READABLE.sync_directory(str(target.parent))
 
 

@@ -1,4 +1,7 @@
-"""/api/snapshots: the definitions and messages of this broker, in a directory of its host."""
+"""/api/snapshots: the definitions and messages of this broker, in a directory of its host.
+
+In a cluster each node makes its part, in a directory of the same name on its host.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,21 @@ class SnapshotBody(msgspec.Struct):
 
 
 async def snapshot(call: Call) -> dict[str, Any]:
-    """Make a snapshot of the definitions and messages of this broker in a directory of its host."""
+    """Make a snapshot of the definitions and messages of this broker in a directory of its host.
+
+    In a cluster each node that runs makes its part, `DIRECTORY/NODE` on its host. Then the answer
+    says which shards each part has, and which nodes are away.
+    """
     body = await call.body(SnapshotBody)
-    if call.context.cluster.is_cluster:
-        raise bad_request("a snapshot of a cluster cannot be made yet")
     if call.context.snapshots is None:
         raise bad_request("no snapshots are made here")
     try:
-        await call.context.snapshots.make(Path(body.directory))
+        made = await call.context.snapshots.make(Path(body.directory))
     except NoSnapshot as error:
         log.error("user '%s' gets no snapshot in %s: %s", call.user.name, body.directory, error)
         raise bad_request(f"no snapshot: {error}") from None
     log.info("user '%s' has made a snapshot in %s", call.user.name, body.directory)
-    return {"directory": body.directory}
+    return {"directory": body.directory, **made}
 
 
 ROUTES = [Route("POST", "/api/snapshots", snapshot, "administrator", body=SnapshotBody)]
