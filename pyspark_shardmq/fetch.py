@@ -36,6 +36,8 @@ ANSWER_BYTES_MAX = 64 << 20  # the most that is read of an answer in JSON
 # to copy a whole batch into memory that was never touched keeps the processor for a millisecond
 # or two, for which other processes of the host have to wait.
 RECEIVE_BYTES_MAX = 64 << 10
+# A node may send a scan to one that follows, and that one to the node that leads.
+HOPS_MAX = 2
 WAIT_MAX_MS = 30_000  # the longest that the broker lets a request wait for new rows
 
 
@@ -288,14 +290,29 @@ class Broker:
 
     @contextmanager
     def _rows(self, one: Range, query: list[tuple[str, str]]) -> Iterator[http.client.HTTPResponse]:
-        """Yield the answer to a scan, of the node that was asked or of the one it sends us to."""
+        """Yield the answer to a scan, of the node that was asked or of the one it sends us to.
+
+        A node that follows, and lacks rows by then, sends us on to the one that leads.
+        """
         path = self._path("streams", one.queue, str(one.shard), "arrow")
         with self._answer("GET", path, query) as answer:
             if answer.status != 307:
                 yield answer
                 return
             _read(answer)
-        url, target = _divided(answer.getheader("Location", ""))
+        location = answer.getheader("Location", "")
+        for left in reversed(range(HOPS_MAX)):
+            with self._rows_at(one, location) as answer:
+                if answer.status != 307 or not left:
+                    yield answer
+                    return
+                _read(answer)
+            location = answer.getheader("Location", "")
+
+    @contextmanager
+    def _rows_at(self, one: Range, location: str) -> Iterator[http.client.HTTPResponse]:
+        """Yield the answer of a node that another one has sent us to."""
+        url, target = _divided(location)
         if url not in self._nodes:
             found = self._json_once("GET", self._path("streams", one.queue), {})
             self._nodes = frozenset(url for urls in found.get("nodes", {}).values() for url in urls)

@@ -221,6 +221,7 @@ class Reader(Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool | Literal["auto"] = "auto"
     scans_max: Annotated[int, Meta(ge=1, le=64)] = 4
     bytes_per_s: Annotated[int, Meta(ge=0, le=1 << 40)] = 512 << 20
+    from_followers: bool = False  # in a cluster: rows are read where copies are
 
 
 class Tracing(Struct, frozen=True, forbid_unknown_fields=True):

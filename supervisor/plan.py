@@ -187,6 +187,7 @@ def children(
         "cluster": None if cluster is None else cluster.controller,
         "own_shards": numbers,
         "session_keys": keys,
+        "streams_from_followers": settings.reader.from_followers,
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
     if cluster is not None and cluster.fd >= 0:
@@ -253,7 +254,7 @@ def children(
     if (fd := listening.reader_fd) >= 0:
         section = {
             **for_all,
-            **_without(settings.reader, "enabled"),
+            **_without(settings.reader, "enabled", "from_followers"),
             "listen_fd": fd,
             "data_dir": settings.data_dir,
             "shards": numbers,

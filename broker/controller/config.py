@@ -84,6 +84,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     own_shards: the shards of this node; None: all.
     session_keys: the keys by which shards of other nodes are reached; None: there are no others.
     term: the term in which this controller leads a cluster.
+    streams_from_followers: rows of streams are read at nodes that have copies of their shards.
     """
 
     data_dir: str
@@ -115,6 +116,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cluster: Cluster | None = None
     own_shards: list[int] | None = None
     session_keys: SessionKeys | None = None
+    streams_from_followers: bool = False
     term: int = 0
     log_level: str = "info"
     log_format: str = "auto"

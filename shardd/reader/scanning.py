@@ -9,8 +9,16 @@ import threading
 from collections.abc import Iterable
 from types import ModuleType
 
+import msgspec
+
 from shardmq.cluster.records import COPIES_FOLDER
-from shardmq.shardd.directories import shard_directory, stream_directory, vhost_directory
+from shardmq.cluster.rules import Held
+from shardmq.shardd.directories import (
+    held_path,
+    shard_directory,
+    stream_directory,
+    vhost_directory,
+)
 from shardmq.shardd.reader.ipc import END, batch_head
 from shardmq.shardd.reader.pace import Pacer
 from shardmq.shardd.reader.sending import Sender
@@ -21,7 +29,7 @@ from shardmq.shardd.store.streams.scan import Places, Truncated, find
 from shardmq.shardd.store.streams.scan import Scan as StreamScan
 from shardmq.shardd.wire import gaps
 from shardmq.shardd.wire.board import BoardView, Range, path_of
-from shardmq.shardd.wire.reader_protocol import LENGTH, Answer, Find, Scan
+from shardmq.shardd.wire.reader_protocol import LENGTH, NO_COPY, Answer, Find, Scan
 
 # A batch is small enough to stay in the cache of a core from the writing of its columns to its
 # sending.
@@ -43,8 +51,32 @@ class Refused(Exception):
         self.answer = answer
 
 
+class Copy:
+    """The copy of a shard at this node, which follows: `name` is that of the copy to be read.
+
+    The node notes in a file beside the copy what the copy is, and changes the note before it
+    compares the files with those of another leader. So what was read before `check` is of the copy.
+    """
+
+    def __init__(self, shard: int, directory: str, name: str) -> None:
+        self.name = name
+        # What a scan saw of files that are being compared must not be of use to the next copy.
+        self.places = Places()
+        self._shard, self._path = shard, held_path(directory)
+
+    def check(self) -> None:
+        """Raise Corrupt if the files may be those of another copy by now."""
+        try:
+            with open(self._path, "rb") as file:
+                held = msgspec.json.decode(file.read(), type=Held)
+        except (OSError, ValueError) as error:
+            raise Corrupt(f"nobody knows what copy of shard {self._shard} it is: {error}") from None
+        if not (held.is_whole and self.name and held.copy == self.name):
+            raise Corrupt(f"the copy of shard {self._shard} is compared anew")
+
+
 class Streams:
-    """The streams of the shards that this node leads, as far as they are on stable storage.
+    """The streams of the shards that this node has, as far as they are on stable storage.
 
     `shards` are the shards of this node. All others are those of other nodes that it has copies of.
     Several threads may use one object.
@@ -54,6 +86,7 @@ class Streams:
         self._data_dir, self._runtime_dir = data_dir, runtime_dir
         self._shards = frozenset(shards)
         self._boards: dict[int, BoardView] = {}
+        self._copies: dict[int, Copy] = {}
         self._lock = threading.Lock()
         self.places = Places()
         self.files = OsFiles()
@@ -74,9 +107,20 @@ class Streams:
         return found
 
     def directory(self, shard: int, vhost: str, queue_id: int) -> str:
+        return stream_directory(vhost_directory(self._directory_of(shard), vhost), queue_id)
+
+    def copy(self, shard: int, name: str) -> Copy:
+        """Return the copy of a shard at this node, the same one as long as the name is the same."""
+        with self._lock:
+            found = self._copies.get(shard)
+            if found is None or found.name != name:
+                found = self._copies[shard] = Copy(shard, self._directory_of(shard), name)
+            return found
+
+    def _directory_of(self, shard: int) -> str:
         is_own = shard in self._shards
         data_dir = self._data_dir if is_own else f"{self._data_dir}/{COPIES_FOLDER}"
-        return stream_directory(vhost_directory(shard_directory(data_dir, shard), vhost), queue_id)
+        return shard_directory(data_dir, shard)
 
     def tell_gaps(self, shard: int, queue_id: int, found: list[tuple[int, int]]) -> None:
         """Tell the shard about these gaps, so that its numbers count them too."""
@@ -102,12 +146,19 @@ class Streams:
 
 
 class Scanning:
-    """A scan, created when its turn comes. Call `begin`, then `run`, then `close`."""
+    """A scan, created when its turn comes. Call `begin`, then `run`, then `close`.
+
+    A scan of a copy gives what the leader would give, or is refused with NO_COPY, or is cut off.
+    """
 
     def __init__(self, streams: Streams, asked: Scan) -> None:
         self._asked = asked
         self._streams = streams
-        there = streams.range_of(asked.shard, asked.queue_id)
+        self._copy: Copy | None = None
+        if asked.there is None:
+            there = streams.range_of(asked.shard, asked.queue_id)
+        else:
+            self._copy, there = streams.copy(asked.shard, asked.copy), Range(*asked.there)
         self._start, self._stop = bounds(asked, there)
         self._there = there
         arrow = arrow_of()
@@ -115,8 +166,9 @@ class Scanning:
         self._columns = Columns(arrow.bits_of(asked.columns), filter_of(asked))
         self._arrays = arrow.arrays_of(asked.columns, self._columns, asked.queue, asked.part)
         directory = streams.directory(asked.shard, asked.vhost, asked.queue_id)
+        places = streams.places if self._copy is None else self._copy.places
         self._scan = StreamScan(
-            streams.files, directory, self._start, self._stop, self._columns, streams.places
+            streams.files, directory, self._start, self._stop, self._columns, places
         )
 
     def begin(self) -> Answer:
@@ -127,13 +179,9 @@ class Scanning:
         """
         try:
             self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX)
-        except Truncated as gone:
-            first = max(
-                gone.first, self._streams.range_of(self._asked.shard, self._asked.queue_id).first
-            )
-            raise Refused(truncated(self._start, Range(first, self._there.next))) from None
-        except (Corrupt, FormatTooNew) as error:
-            raise Refused(Answer(500, "unreadable", str(error))) from None
+            self._check_copy()
+        except (Truncated, Corrupt, FormatTooNew) as error:
+            raise Refused(self._refusal(error)) from None
         told = {
             "from": self._start,
             "to": self._stop,
@@ -142,11 +190,20 @@ class Scanning:
         }
         return Answer(200, more=told, begin=bytes(self._schema.serialize()))
 
+    def _refusal(self, error: Truncated | Corrupt | FormatTooNew) -> Answer:
+        if self._copy is not None:
+            return Answer(NO_COPY, "no_copy", str(error))
+        if not isinstance(error, Truncated):
+            return Answer(500, "unreadable", str(error))
+        first = self._streams.range_of(self._asked.shard, self._asked.queue_id).first
+        return truncated(self._start, Range(max(error.first, first), self._there.next))
+
     def run(self, client: socket.socket, chunked: bool, pace: Pacer) -> None:
         """Send all batches, then the end of the IPC stream.
 
         They are sent as chunks of HTTP, or as parts for a proxy. Raise OSError of `client`,
-        Truncated or Corrupt. The stream is then cut off.
+        Truncated or Corrupt. The stream is then cut off. Rows of a copy are sent when it is known
+        that they were read from that copy.
         """
         head = batch_head(self._arrays.nodes, self._arrays.buffers)
         timeout_ms = int((client.gettimeout() or 0.0) * 1000)
@@ -157,12 +214,22 @@ class Scanning:
             pace(sender.take_sent())
             if self._scan.offset >= self._stop:
                 break
-            self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX, sender)
+            sink = sender if self._copy is None else None
+            self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX, sink)
+            self._check_copy()
         if self._scan.gaps:
             self._tell_gaps()
             told = arrow_of().empty_batch(self._schema, {GAPS: json.dumps(self._scan.gaps)})
             client.sendall(as_chunk(told) if chunked else as_part(told))
         client.sendall(as_chunk(END) if chunked else as_part(END))
+
+    def _check_copy(self) -> None:
+        """Raise Corrupt if what was read may not be what the leader has."""
+        if self._copy is None:
+            return
+        if self._scan.gaps:
+            raise Corrupt(f"the copy of shard {self._asked.shard} is damaged at {self._scan.gaps}")
+        self._copy.check()
 
     def _tell_gaps(self) -> None:
         asked, found = self._asked, self._scan.gaps

@@ -47,7 +47,12 @@ class Scan(msgspec.Struct, tag="scan", frozen=True):
     """Read the offsets [start, stop) of a stream.
 
     A `start` of None is the first offset of the stream, a `stop` of None its next offset. `queue`
-    and `part` are the values of the columns.
+    and `part` are the values of the columns. `since` and `until` are in ms.
+
+    there: the first and the next offset of the stream, as the leader of the shard has said, if a
+        node that follows is to read its copy; `start` and `stop` lie within. None: the leader
+        reads.
+    copy: the name of this copy, which has all that was confirmed when it was asked for.
     """
 
     vhost: str
@@ -63,6 +68,8 @@ class Scan(msgspec.Struct, tag="scan", frozen=True):
     exchange: str | None = None
     since: int | None = None  # ms
     until: int | None = None
+    there: tuple[int, int] | None = None
+    copy: str = ""
 
 
 class Find(msgspec.Struct, tag="find", frozen=True):
@@ -104,4 +111,6 @@ class Answer(msgspec.Struct, frozen=True):
     begin: bytes = b""  # the begin of the body
 
 
+# The status of an answer to a scan of a copy that cannot be used: the leader is to be asked.
+NO_COPY = 421
 Call = Scan | Find | Publish

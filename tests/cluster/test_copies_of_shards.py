@@ -9,20 +9,33 @@ import os
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from typer.testing import CliRunner
 
+from shardmq.broker.controller.streams.tickets import Tickets
 from shardmq.broker.routing.placement import place
+from shardmq.cluster.secret import keys_of
 from shardmq.supervisor.cli.app import app
 from tests.support.etcd import RealEtcd
 from tests.support.real_broker import RealBroker, wait_until
-from tests.support.real_cluster import RealCluster, api, connect, put, wait_for_nodes
+from tests.support.real_cluster import (
+    NAME,
+    SECRET,
+    RealCluster,
+    api,
+    connect,
+    login,
+    put,
+    wait_for_nodes,
+)
 
 # A node takes half a minute to start on a crowded machine, and each test starts some.
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
@@ -62,7 +75,10 @@ def cluster(real: RealEtcd, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         f"node-{index}": {"SHARDMQ_CLUSTER_COMPRESSION": method}
         for index, method in enumerate(COMPRESSION)
     }
-    with RealCluster(directory, real, replicas=2, by_node=by_node, sets=SETS) as made:
+    environment = {"SHARDMQ_READER_FROM_FOLLOWERS": "true"}
+    with RealCluster(
+        directory, real, replicas=2, by_node=by_node, environment=environment, sets=SETS
+    ) as made:
         wait_for_nodes(made.nodes[0], 3)
         made.wait_for_copies()
         yield made
@@ -371,6 +387,19 @@ def test_acks_offsets_delays_and_sequences_are_on_the_copies(
             )
 
         tag = client.channel().basic_consume(consumed, take)
+        getting, rows = client.channel(), []
+        taken = next(queue for queue in on_lost if queue.startswith(f"{name}-a-"))
+        stream = next(queue for queue in on_lost if queue.startswith(f"{name}-s-"))
+        assert getting.basic_get(taken)[2] == b"4"
+        reading = client.channel()
+        reading.basic_qos(prefetch_count=100)
+
+        def take_row(_: object, method: pika.spec.Basic.Deliver, __: object, body: bytes) -> None:
+            rows.append((method.consumer_tag, int(body)))
+
+        reading.basic_consume(
+            stream, take_row, consumer_tag="rows", arguments={"x-stream-offset": "first"}
+        )
         for number in (1, 2):
             channel.basic_publish("", consumed, b"%d" % number, PERSISTENT)
         wait_for(2)
@@ -381,6 +410,15 @@ def test_acks_offsets_delays_and_sequences_are_on_the_copies(
         wait_for(3)  # it may come twice, if the first try was nacked
         again = [(tag, 1, True), (tag, 2, True)]
         assert got[:5] == [(tag, 1, False), (tag, 2, False), *again, (tag, 3, False)]
+        publish_at_last(channel, stream, b"7", PERSISTENT)
+        wait_until(
+            lambda: client.process_data_events(0.05) or bool(rows and rows[-1][1] == 7), "row 7"
+        )
+        # The rows that were not acknowledged come again, and no row is left out.
+        assert {tag for tag, _ in rows} == {"rows"}
+        assert [row for _, row in rows][-7:] == [1, 2, 3, 4, 5, 6, 7]
+        method, _, body = getting.basic_get(taken)
+        assert (method.redelivered, body) == (True, b"4"), "it goes on at the same channel"
     with connect(rest[1]) as client:
         channel = client.channel()
         channel.confirm_delivery()
@@ -436,6 +474,71 @@ def read(client: pika.BlockingConnection, stream: str, count: int, tag: str) -> 
     wait_until(lambda: client.process_data_events(0.05) or len(found) == count, "rows")
     channel.close()
     return found
+
+
+def rows_at(url: str, login_of: RealBroker | None = None) -> tuple[str, bytes]:
+    """Return the answer to a request, and the URL that gave it after all redirections."""
+    request = urllib.request.Request(url)
+    if login_of is not None:
+        request.add_unredirected_header("Authorization", f"Basic {login(login_of)}")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.url, answer.read()
+
+
+def test_rows_of_a_stream_are_read_at_a_node_that_follows(cluster: RealCluster, name: str) -> None:
+    """They are those of the leader, whose reader is asked for nothing; without a copy it is."""
+    cluster.wait_for_copies()
+    at = cluster.nodes[0]
+    with connect(at) as client:
+        channel = client.channel()
+        channel.confirm_delivery()
+        channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+        for number in range(200):
+            channel.basic_publish("", name, b"%d" % number * 50, PERSISTENT)
+    shard = next(row["shard"] for row in api(at, "queues") if row["name"] == name)
+    record = cluster.copies()[shard]
+    leader = cluster.named(record.leader)
+    (follower,) = (cluster.named(each) for each in record.in_sync if each != record.leader)
+    urls = [f"http://{node.http}/api/streams/%2F/{name}/0/arrow" for node in cluster.nodes]
+
+    # The leader itself, by a ticket that does not speak of copies.
+    url, found = rows_at(urls[0], at)
+    tickets = Tickets(keys_of(SECRET, NAME).ticket_key)
+    ticket = tickets.read(url.rpartition("/")[2], time.time())
+    assert ticket is not None and ticket.scan.there == (0, 200)
+    scan = msgspec.structs.replace(ticket.scan, there=None)
+    at_leader = f"http://{leader.http}/stream-rows/{tickets.text(ticket.id, scan, time.time())}"
+    assert rows_at(at_leader) == (at_leader, found)
+
+    reader = leader.pid("reader")
+    os.kill(reader, signal.SIGSTOP)
+    try:
+        for node, url in zip(cluster.nodes, urls, strict=True):
+            assert_read_at(follower, rows_at(url, node), found)
+    finally:
+        os.kill(reader, signal.SIGCONT)
+    stopped = follower.pid("shard", shard)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        wait_until(
+            lambda: set(cluster.copies()[shard].in_sync) == {record.leader}, "the copy to leave"
+        )
+        # Who was sent to the copy before is sent on to the leader.
+        late = tickets.text(ticket.id, ticket.scan, time.time())
+        assert_read_at(leader, rows_at(f"http://{follower.http}/stream-rows/{late}"), found)
+        wait_until(
+            lambda: rows_at(urls[0], at)[0].startswith(f"http://{leader.http}/"),
+            "the leader to be read",
+        )
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    cluster.wait_for_copies()
+
+
+def assert_read_at(node: RealBroker, answer: tuple[str, bytes], rows: bytes) -> None:
+    url, found = answer
+    assert url.startswith(f"http://{node.http}/stream-rows/")
+    assert found == rows
 
 
 def test_a_snapshot_of_a_cluster_is_restored_with_an_etcd_that_knows_nothing_and_on_one_host(

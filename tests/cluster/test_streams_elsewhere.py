@@ -10,13 +10,14 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shardmq.broker.controller.nodes.own_streams import HEAD_S_MAX, OwnStreams
 from shardmq.broker.controller.streams import elsewhere as elsewhere_module
 from shardmq.broker.controller.streams.boards import Wanted
 from shardmq.broker.controller.streams.elsewhere import Connection, Elsewhere, Watch
-from shardmq.broker.controller.streams.stream_reader import ReaderLost
+from shardmq.broker.controller.streams.stream_reader import ReaderConnection, ReaderLost, connected
 from shardmq.broker.controller.streams.tickets import VALID_S, Tickets
 from shardmq.cluster.records import Node
 from shardmq.cluster.secret import keys_of, tls_context
@@ -26,6 +27,7 @@ from shardmq.shardd.wire.board import Board, Range, path_of
 from shardmq.shardd.wire.reader_protocol import (
     DONE,
     LENGTH,
+    NO_COPY,
     Answer,
     Find,
     Scan,
@@ -67,6 +69,24 @@ def test_no_changed_text_is_a_ticket() -> None:
 # -- two nodes -----------------------------------------------------------------------------------
 
 
+class Copies:
+    """The copies at the node: `name` is that of the one that has all; "" if there is none."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self.name = ""
+        self.members: list[str] = []
+
+    def in_sync(self, shard: int) -> list[str]:
+        return self.members
+
+    async def own(self, shard: int) -> str:
+        return self.name
+
+    def reader(self) -> contextlib.AbstractAsyncContextManager[ReaderConnection]:
+        return connected(self._directory)
+
+
 class There:
     """The node that has a stream, and the way to it from another node."""
 
@@ -74,12 +94,15 @@ class There:
         self.directory = directory
         self.board = Board(path_of(str(directory), THERE))
         self.board.show()
-        self.streams = OwnStreams(str(directory), TICKETS, lambda shard: shard == THERE)
         self.connected = 0
         self.nodes: dict[int, Node] = {}
+        self.copies = Copies(str(directory))
+        self.owners = {HERE: HERE, THERE: THERE}
         self.elsewhere = Elsewhere(
-            HERE, TICKETS, self.nodes, {HERE: HERE, THERE: THERE}, self._connect
+            HERE, TICKETS, self.nodes, self.owners, self._connect, self.copies
         )
+        own = Elsewhere(THERE, TICKETS, self.nodes, self.owners, self._connect, self.copies)
+        self.streams = OwnStreams(str(directory), TICKETS, lambda shard: shard == THERE, own)
 
     async def _connect(self, node: Node, service: str) -> Connection:
         self.connected += 1
@@ -250,6 +273,59 @@ async def test_the_leader_gets_what_is_not_for_this_node(there: There, which: st
         assert await said(there, asked) == b"by the leader: " + asked
         waited = time.monotonic() - began > HEAD_S_MAX / 2
         assert waited == (which == "half")
+
+
+OF_COPY = msgspec.structs.replace(SCAN, shard=HERE, there=(0, 9))
+
+
+@pytest.mark.parametrize("name", ["the copy", ""])
+async def test_a_ticket_for_a_copy_leads_to_the_copy_or_to_the_leader(
+    there: There, name: str
+) -> None:
+    """The node follows. Its reader refuses, so the leader of the shard gives the rows."""
+    asked: list[Scan] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
+        asked.append(msgspec.json.decode(await reader.readexactly(length), type=Scan))
+        text = msgspec.json.encode(Answer(NO_COPY, "no_copy", "it is compared anew"))
+        writer.write(LENGTH.pack(len(text)) + text)
+        writer.close()
+
+    there.copies.name = name
+    async with there.running():
+        server = await asyncio.start_unix_server(refuse, socket_path(str(there.directory)))
+        there.nodes[HERE] = Node(HERE, "shardmq@a", "192.0.2.1", {"http": 80}, "1", 1, 1)
+        answer = await said(there, request(OF_COPY, time.time()))
+        server.close()
+    assert answer.startswith(b"HTTP/1.1 307 ")
+    location = answer.partition(b"Location: ")[2].partition(b"\r\n")[0].decode()
+    assert location.startswith("http://192.0.2.1:80/stream-rows/")
+    ticket = TICKETS.read(location.rpartition("/")[2], time.time())
+    assert ticket is not None and ticket.id == "an id"
+    assert ticket.scan == msgspec.structs.replace(OF_COPY, there=None)
+    wanted = [msgspec.structs.replace(OF_COPY, copy=name)] if name else []
+    assert asked == wanted, "a copy that is not in sync is not read"
+
+
+async def test_the_node_that_is_near_is_read_or_always_the_same_one(there: There) -> None:
+    for number, name, ports in (
+        (0, "a", {"http": 1}), (1, "b", {"http": 1}), (2, "c", {"http": 1, "https": 2}),
+        (3, "d", {"http": 1}),
+    ):  # fmt: skip
+        there.nodes[number] = Node(number, name, "192.0.2.1", ports, "1", 1, 1)
+    there.copies.members = ["a", "b", "c", "gone"]  # d has no copy, and the leader is b
+    find = there.elsewhere.follower
+    near = [node.name for name in "abcd" if (node := find(THERE, "http", 4, name)) is not None]
+    assert near == ["a", "a", "c", "a"]
+    spread = [find(THERE, "http", id, "") for id in range(9)]
+    assert {node.name for node in spread if node is not None} == {"a", "c"}
+    found = find(THERE, "https", 4, "a")
+    assert found is not None and found.name == "c"
+    there.copies.members = ["b"]
+    assert find(THERE, "http", 4, "a") is None
+    there.elsewhere.copies = None
+    assert find(THERE, "http", 4, "a") is None
 
 
 async def test_who_says_nothing_is_handed_on(there: There) -> None:

@@ -198,6 +198,7 @@ class Cluster:
     def __init__(self, scheme: str = "http") -> None:
         self.asked: list[tuple[str, bytes]] = []  # requests of both, by the name of the server
         self.refusal = b""  # the answer of the other one, if it refuses
+        self.refuses_always = b""
         self.far = Answering(self._give)
         self.near = Answering(self._send_on)
         self.far_url = f"{scheme}://127.0.0.1:{self.far.port}"
@@ -217,8 +218,8 @@ class Cluster:
 
     def _give(self, connection: socket.socket) -> None:
         self.asked.append(("far", connection.recv(1 << 16)))
-        if self.refusal:
-            status, self.refusal = self.refusal, b""
+        if status := self.refusal or self.refuses_always:
+            self.refusal = b""
             self._say(connection, status, b"{}")
             return
         rows = pa.record_batch({"value": [b"a", b"b"], "offset": [0, 1]})
@@ -255,6 +256,21 @@ def test_a_scan_is_followed_to_a_node_without_a_password(two: Cluster) -> None:
     assert request.startswith(b"GET /rows/t HTTP/1.1\r\n")
     assert b"authorization" not in request.lower()
     assert all(b"authorization" in said.lower() for where, said in two.asked if where == "near")
+
+
+def test_a_node_that_follows_may_send_a_scan_on_to_the_leader_once(two: Cluster) -> None:
+    """Two nodes that send a scan to each other do not hold the reader for ever."""
+    on = b"307 X\r\nLocation: %b/rows/u" % two.far_url.encode()
+    two.refusal = on
+    assert sent_on(two) == [b"a", b"b"]
+    assert [request[:12] for where, request in two.asked if where == "far"] == [
+        b"GET /rows/t ", b"GET /rows/u ",
+    ]  # fmt: skip
+    two.asked.clear()
+    two.refuses_always = on
+    with pytest.raises(BrokerError):
+        sent_on(two)
+    assert len([where for where, _ in two.asked if where == "far"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def api_app(context: Context) -> web.Application:
         return await send(request, f"{index.type}; charset=utf-8", index.body, index_headers)
 
     if (elsewhere := context.streams.elsewhere) is not None:
-        add_rows_route(app, elsewhere.tickets, context.to_reader)
+        add_rows_route(app, elsewhere.tickets, context.to_reader, elsewhere)
     app.router.add_get("/api/openapi.json", send_description)
     app.router.add_get(api_page.INDEX, send_index)
     api_page.add_redirects(app)

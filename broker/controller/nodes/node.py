@@ -31,6 +31,7 @@ from shardmq.broker.controller.nodes.assurance import Assurance
 from shardmq.broker.controller.nodes.cluster_snapshots import ClusterSnapshots, NodesAlive
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
+from shardmq.broker.controller.nodes.own_copies import OwnCopies
 from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.relay import Relay
 from shardmq.broker.controller.nodes.snapshot_parts import LINE_BYTES_MAX, make_part
@@ -135,11 +136,19 @@ class Node:
         self._format = CATALOG.most  # of the definitions that this node writes
         self._certificates = None if config.tls is None else Certificates(config.tls)
         tickets, owners = Tickets(cluster.keys.ticket_key), self._nodes.owners
-        self._streams = OwnStreams(
-            config.runtime_dir, tickets, lambda shard: owners.get(shard) == cluster.number
-        )
         self._elsewhere = Elsewhere(
-            cluster.number, tickets, self._nodes.nodes, owners, self._connect_to
+            cluster.number,
+            tickets,
+            self._nodes.nodes,
+            owners,
+            self._connect_to,
+            OwnCopies(self._etcd, keys, self._nodes, cluster.node, config.runtime_dir),
+        )
+        self._streams = OwnStreams(
+            config.runtime_dir,
+            tickets,
+            lambda shard: owners.get(shard) == cluster.number,
+            self._elsewhere,
         )
 
     async def run(self) -> int:

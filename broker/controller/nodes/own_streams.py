@@ -20,7 +20,7 @@ from aiohttp import web
 from shardmq.broker.controller.management import csrf, http_connections
 from shardmq.broker.controller.nodes.pipe import PipeEnd
 from shardmq.broker.controller.streams.boards import Boards, have_gone_on, wait_until
-from shardmq.broker.controller.streams.elsewhere import ROWS_PATH, RangesAsked
+from shardmq.broker.controller.streams.elsewhere import ROWS_PATH, Elsewhere, RangesAsked
 from shardmq.broker.controller.streams.scan_responses import add_rows_route
 from shardmq.broker.controller.streams.stream_reader import absence, connected
 from shardmq.broker.controller.streams.tickets import Tickets
@@ -43,11 +43,17 @@ class OwnStreams:
     """Serves the streams of this node; `start` comes first.
 
     has_shard: returns whether a shard is one of this node.
+    elsewhere: the nodes that lead the shards of which this node has copies.
     """
 
     def __init__(
-        self, runtime_dir: str, tickets: Tickets, has_shard: Callable[[int], bool]
+        self,
+        runtime_dir: str,
+        tickets: Tickets,
+        has_shard: Callable[[int], bool],
+        elsewhere: Elsewhere | None = None,
     ) -> None:
+        self._may_read_copies = elsewhere is not None
         self._runtime_dir = runtime_dir
         self._tickets = tickets
         self._has_shard = has_shard
@@ -56,7 +62,7 @@ class OwnStreams:
         app = web.Application()
         app.on_response_prepare.append(csrf.add_headers)
         app.on_response_prepare.append(_close_behind)
-        add_rows_route(app, tickets, lambda shard: connected(runtime_dir))
+        add_rows_route(app, tickets, lambda shard: connected(runtime_dir), elsewhere)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, **http_connections.SERVER
         )
@@ -132,7 +138,10 @@ class OwnStreams:
         if not (is_whole and head.startswith(REQUEST)):
             return None
         ticket = self._tickets.read(text.decode("ascii", "replace"), time.time())
-        if ticket is None or not self._has_shard(ticket.scan.shard):
+        if ticket is None:
+            return None
+        is_of_copy = ticket.scan.there is not None and self._may_read_copies
+        if not (is_of_copy or self._has_shard(ticket.scan.shard)):
             return None
         assert self._runner.server is not None, "the runner is set up"
         return self._runner.server()

@@ -1,8 +1,9 @@
 """The streams that lie on other nodes of a cluster, as the leader reaches them.
 
 Rows go to clients straight from the node that has them: the leader signs a ticket and names that
-node (`url`). The leader itself asks the node where streams begin and end, and has its reader look
-for a time, or read for a client who cannot be sent there.
+node (`url`), which may be one that follows (`follower`). The leader itself asks the node where
+streams begin and end, and has its reader look for a time, or read for a client who cannot be sent
+there.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, Protocol
 
 import msgspec
 
@@ -51,6 +52,22 @@ class RangesAsked(msgspec.Struct, frozen=True, array_like=True):
 _ranges = msgspec.json.Decoder(dict[int, Range])
 
 
+class Copies(Protocol):
+    """The copies of shards, of which nodes that follow may read."""
+
+    def in_sync(self, shard: int) -> Collection[str]:
+        """Return the names of the nodes that have all of a shard, as far as this node knows."""
+
+    async def own(self, shard: int) -> str:
+        """Return the name of the copy of this node; "" unless the copy has all of the shard.
+
+        A name says that the copy has all that was confirmed before the call.
+        """
+
+    def reader(self) -> AbstractAsyncContextManager[ReaderConnection]:
+        """Connect to the reader of this node. Raises OSError when it is not there."""
+
+
 class Elsewhere:
     """The nodes that have the streams of a cluster.
 
@@ -58,6 +75,7 @@ class Elsewhere:
     nodes: the nodes that are alive, and `owners` the number of the node that has a shard; both are
         kept in step by somebody else.
     connect: opens a stream to a node for a service. Raises NoStream.
+    copies: those of shards, if nodes that follow may be read.
     """
 
     def __init__(
@@ -67,8 +85,10 @@ class Elsewhere:
         nodes: Mapping[int, Node],
         owners: Mapping[int, int],
         connect: Callable[[Node, str], Awaitable[Connection]],
+        copies: Copies | None = None,
     ) -> None:
         self.tickets = tickets
+        self.copies = copies
         self._own = own
         self._nodes = nodes
         self._owners = owners
@@ -83,6 +103,25 @@ class Elsewhere:
     def holder(self, shard: int) -> Node | None:
         """Return the node that has a shard; None if it is not alive."""
         return self._nodes.get(self._owners.get(shard, self._own))
+
+    def follower(self, shard: int, scheme: str, queue_id: int, nearest: str) -> Node | None:
+        """Return a node that follows in sync and speaks a scheme, to read a stream at.
+
+        That is the node `nearest` if it follows, and else the same one for each call, because the
+        pages of the stream are in its memory then.
+        """
+        if self.copies is None:
+            return None
+        leader, in_sync = self.holder(shard), self.copies.in_sync(shard)
+        found = [
+            node
+            for _, node in sorted(self._nodes.items())
+            if node is not leader and node.name in in_sync and scheme in node.ports
+        ]
+        if not found:
+            return None
+        near = (node for node in found if node.name == nearest)
+        return next(near, found[queue_id % len(found)])
 
     # -- for clients -------------------------------------------------------------------------------
 

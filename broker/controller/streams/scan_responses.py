@@ -7,21 +7,23 @@ reader of another node their bytes pass through this process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any, Final
 
+import msgspec
 from aiohttp import HttpVersion11, web
 
 from shardmq.broker.controller.management.responses.json_body import json_response
-from shardmq.broker.controller.streams.elsewhere import ROWS_PATH
+from shardmq.broker.controller.streams.elsewhere import ROWS_PATH, Elsewhere
 from shardmq.broker.controller.streams.stream_reader import (
     ReaderConnection,
     ReaderLost,
     ToReader,
     absence,
 )
-from shardmq.broker.controller.streams.tickets import Tickets
-from shardmq.shardd.wire.reader_protocol import Answer, Scan
+from shardmq.broker.controller.streams.tickets import Ticket, Tickets
+from shardmq.shardd.wire.reader_protocol import NO_COPY, Answer, Scan
 
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
 RETRY_AFTER_S: Final = 1
@@ -30,9 +32,16 @@ STALLED_S_MAX: Final = 60.0
 # The head of the response must have left this process by then, or the reader does not write.
 HAND_OVER_S_MAX: Final = 1.0
 
+log = logging.getLogger(__name__)
 
-def add_rows_route(app: web.Application, tickets: Tickets, to_reader: ToReader) -> None:
-    """Let clients read rows with the tickets that the leader of the cluster has given them."""
+
+def add_rows_route(
+    app: web.Application, tickets: Tickets, to_reader: ToReader, elsewhere: Elsewhere | None = None
+) -> None:
+    """Let clients read rows with the tickets that the leader of the cluster has given them.
+
+    elsewhere: the copies of this node, and the nodes that lead the shards of these.
+    """
 
     async def rows(request: web.Request) -> web.StreamResponse:
         ticket = tickets.read(request.match_info["ticket"], time.time())
@@ -40,6 +49,8 @@ def add_rows_route(app: web.Application, tickets: Tickets, to_reader: ToReader) 
             reason = "the ticket is too old, or is none: ask for the rows anew"
             return refused(Answer(401, "not_authorised", reason), {})
         try:
+            if ticket.scan.there is not None and elsewhere is not None:
+                return await _of_copy(request, ticket, elsewhere)
             async with to_reader(ticket.scan.shard) as reader:
                 return await respond(request, reader, ticket.scan, ticket.id)
         except (ReaderLost, OSError) as error:
@@ -48,11 +59,44 @@ def add_rows_route(app: web.Application, tickets: Tickets, to_reader: ToReader) 
     app.router.add_get(f"{ROWS_PATH}{{ticket}}", rows, allow_head=False)
 
 
+async def _of_copy(
+    request: web.Request, ticket: Ticket, elsewhere: Elsewhere
+) -> web.StreamResponse:
+    """Send rows of the copy of this node; without one that has all, lead the client to the leader.
+
+    Raises ReaderLost and OSError.
+    """
+    scan, id = ticket.scan, ticket.id
+    if elsewhere.copies is not None and (name := await elsewhere.copies.own(scan.shard)):
+        async with elsewhere.copies.reader() as reader:
+            answer = await reader.ask(msgspec.structs.replace(scan, copy=name))
+            if answer.status != NO_COPY:
+                return await _send(request, reader, answer, id)
+        log.info("rows of shard %d are read by its leader: %s", scan.shard, answer.reason)
+    scan = msgspec.structs.replace(scan, there=None)
+    node = elsewhere.holder(scan.shard)
+    if node is None:
+        raise ReaderLost(f"the node that leads shard {scan.shard} is away")
+    is_here = elsewhere.is_here(scan.shard) and elsewhere.copies is not None
+    url = None if is_here else elsewhere.url(node, request.scheme, id, scan)
+    if url is not None:
+        return json_response({"location": url}, 307, {"Location": url})
+    here = elsewhere.copies.reader() if elsewhere.copies is not None and is_here else None
+    async with here or elsewhere.reader(scan.shard) as reader:
+        return await respond(request, reader, scan, id)
+
+
 async def respond(
     request: web.Request, reader: ReaderConnection, scan: Scan, id: str
 ) -> web.StreamResponse:
     """Have the reader scan, and send what it gives. Raises ReaderLost and OSError before that."""
-    answer = await reader.ask(scan)
+    return await _send(request, reader, await reader.ask(scan), id)
+
+
+async def _send(
+    request: web.Request, reader: ReaderConnection, answer: Answer, id: str
+) -> web.StreamResponse:
+    """Send what a reader gives that has answered a scan. Raises ReaderLost and OSError before."""
     if answer.status != 200:
         return refused(answer, {"id": id})
     headers = {f"Shardmq-{key.title()}": str(value) for key, value in answer.more.items()}

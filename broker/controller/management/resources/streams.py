@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
@@ -155,10 +156,43 @@ async def get_arrow(call: Call) -> web.StreamResponse:
         _number(call, "to"),
         **_filters(call),
     )
+    if (sent_on := await _sent_to_follower(call, scan, id, part)) is not None:
+        return sent_on
     if (sent_on := _sent_on(call, scan, id)) is not None:
         return sent_on
     async with _reader(call, scan.shard) as reader:
         return await respond(call.request, reader, scan, id)
+
+
+async def _sent_to_follower(
+    call: Call, scan: Scan, id: str, part: StreamShard
+) -> web.Response | None:
+    """Return a response that sends the client to a node that follows, for rows that it has.
+
+    None: no such node may be read, or the rows are not all there, which the leader is to answer.
+    """
+    elsewhere, context = call.context.streams.elsewhere, call.context
+    if elsewhere is None or not context.config.streams_from_followers:
+        return None
+    scheme = call.request.scheme
+    node = elsewhere.follower(scan.shard, scheme, scan.queue_id, call.via)
+    there = None if node is None else (await ranges_of(call, [part])).get(scan.queue_id)
+    if node is None or there is None:
+        return None
+    start = there.first if scan.start is None else scan.start
+    stop = there.next if scan.stop is None else scan.stop
+    if not there.first <= start <= stop <= there.next:
+        return None
+    scan = msgspec.structs.replace(scan, start=start, stop=stop, there=(there.first, there.next))
+    url = elsewhere.url(node, scheme, id, scan)
+    return None if url is None else _sent_to(url, is_here=node.name == call.via)
+
+
+def _sent_to(url: str, *, is_here: bool) -> web.Response:
+    response = json_response({"location": url}, 307, {"Location": url})
+    if is_here:
+        response.force_close()  # what comes by this connection is relayed to the leader
+    return response
 
 
 def _sent_on(call: Call, scan: Scan, id: str) -> web.Response | None:
@@ -172,12 +206,7 @@ def _sent_on(call: Call, scan: Scan, id: str) -> web.Response | None:
     if elsewhere is None or node is None or node.name == call.via == context.cluster.own:
         return None
     url = elsewhere.url(node, call.request.scheme, id, scan)
-    if url is None:
-        return None
-    response = json_response({"location": url}, 307, {"Location": url})
-    if node.name == call.via:
-        response.force_close()  # what comes by this connection is relayed to the leader
-    return response
+    return None if url is None else _sent_to(url, is_here=node.name == call.via)
 
 
 async def post_arrow(call: Call) -> web.StreamResponse:
