@@ -227,9 +227,14 @@ class Scanning:
         """Raise Corrupt if what was read may not be what the leader has."""
         if self._copy is None:
             return
-        if self._scan.gaps:
-            raise Corrupt(f"the copy of shard {self._asked.shard} is damaged at {self._scan.gaps}")
         self._copy.check()
+        if self._scan.gaps:
+            lost = ", ".join(f"{first} to {stop - 1}" for first, stop in self._scan.gaps)
+            log.error(
+                "stream %s of vhost %s: the copy at this node is damaged, it lacks the offsets %s",
+                self._asked.queue, self._asked.vhost, lost,
+            )  # fmt: skip
+            raise Corrupt(f"the copy of shard {self._asked.shard} is damaged")
 
     def _tell_gaps(self) -> None:
         asked, found = self._asked, self._scan.gaps

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shardmq.broker.controller.nodes import cluster_snapshots, snapshot_parts
 from shardmq.broker.controller.nodes.cluster_snapshots import ClusterSnapshots, Lead, divided
 from shardmq.broker.controller.nodes.snapshot_parts import (
     PartElsewhere,
@@ -228,6 +229,30 @@ async def test_a_node_that_goes_away_meanwhile_is_named(world: World, tmp_path: 
     with pytest.raises(NoSnapshot, match="shard 2: its node h3 is away"):
         await world.snapshots.make(tmp_path / "monday")
     await world.nodes.ended["h3"].wait()  # it removes its part by itself
+    assert left(tmp_path) == DATA
+
+
+async def test_a_node_that_hangs_is_not_waited_for(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its streams are open, and its lease in etcd has ended."""
+    monkeypatch.setattr(cluster_snapshots, "LOOK_S", 0.001)
+    world.shards.answers[2] = None
+    world.shards.meanwhile = lambda: world.nodes.down.append("h3")
+    with pytest.raises(NoSnapshot, match="shard 2: its node h3 is away"):
+        await world.snapshots.make(tmp_path / "monday")
+    assert left(tmp_path) == DATA
+
+
+async def test_a_disk_without_room_for_the_definitions_is_named(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(handle: int, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshot_parts, "_write", write)
+    with pytest.raises(NoSnapshot, match="h2: No space left on device"):
+        await world.snapshots.make(tmp_path / "monday")
     assert left(tmp_path) == DATA
 
 

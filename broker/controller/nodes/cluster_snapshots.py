@@ -35,6 +35,7 @@ from shardmq.cluster.streams import SNAPSHOT, NoStream
 
 ATTEMPTS_MAX: Final = 3
 ID_BYTES: Final = 8
+LOOK_S: Final = 1.0  # how often somebody who waits for a shard looks whether its node is alive
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,10 @@ class ClusterSnapshots:
         before = snapshots.places()
         replies = {shard: snapshots.ask(shard, places[lead.node]) for shard, lead in leads.items()}
         await asyncio.gather(
-            *(_answered(replies[shard], parts[lead.node].gone) for shard, lead in leads.items())
+            *(
+                self._answered(replies[shard], lead.node, parts[lead.node].gone)
+                for shard, lead in leads.items()
+            )
         )
         if (after := await self._nodes.leads()) != leads:
             raise LeadMoved(difference(leads, after))
@@ -156,6 +160,17 @@ class ClusterSnapshots:
             "parts": {node: sorted(part.shards) for node, part in origin.parts.items()},
             "nodes_away": self._nodes.away(),
         }
+
+    async def _answered(self, reply: asyncio.Future[Any], node: str, gone: asyncio.Event) -> None:
+        """Return when a shard has answered, or when its node is away, or hangs."""
+        away = asyncio.create_task(gone.wait())
+        try:
+            while not (reply.done() or away.done()) and node in self._nodes.alive():
+                await asyncio.wait(
+                    (reply, away), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            away.cancel()
 
     async def _remove(self, parts: Mapping[str, PartOfNode]) -> list[str]:
         """Remove all parts; return the nodes that did not hear of it.
@@ -260,15 +275,6 @@ def difference(before: Mapping[int, Lead], after: Mapping[int, Lead]) -> str:
             by = "no node" if now is None else now.node
             return f"shard {shard} is led by {by} since, in another term"
     return "nothing has changed"
-
-
-async def _answered(reply: asyncio.Future[Any], gone: asyncio.Event) -> None:
-    """Return when a shard has answered, or when its node is away."""
-    away = asyncio.create_task(gone.wait())
-    try:
-        await asyncio.wait((reply, away), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        away.cancel()
 
 
 async def _each(parts: Mapping[str, Any], step: Callable[[Any], Awaitable[None]]) -> None:
