@@ -63,6 +63,7 @@ _HEAD_BYTES: Final = _HEAD.size
 _METHOD: Final = struct.Struct(">I")
 _CONTENT: Final = struct.Struct(">HHQ")
 _TUNE: Final = struct.Struct(">HIH")
+_COUNTS: Final = struct.Struct(">II")
 
 
 class State(Enum):
@@ -198,6 +199,8 @@ class Client:
         self.frame_bytes_max = frame_bytes_max
         self.blocked = ""  # The alarm for which the broker reads nothing, "" if there is none.
         self.server_properties = b""  # The encoded table of connection.start, when it is here.
+        # The messages that are ready and the consumers, of the queue that was declared last.
+        self.declared = (0, 0)
         self._start_ok = properties + _short(mechanism) + _long(response) + _short("en_US")
         self._open = _short(vhost) + b"\0\0"
         self._keeps_content = keeps_content
@@ -284,6 +287,8 @@ class Client:
         elif method == OPEN_OK:
             self._send(CHANNEL_OPEN, b"\0")
         else:
+            if method == DECLARE_OK:
+                self.declared = _COUNTS.unpack_from(payload, _short_at(payload, 4)[1])
             return Opened() if method == CHANNEL_OPEN_OK else Received(method)
         return None
 
@@ -339,6 +344,10 @@ class Client:
     def declare(self, queue: str, durable: bool) -> None:
         """Make a queue; `Received(DECLARE_OK)` answers."""
         self._send(DECLARE, bytes(2) + _short(queue) + bytes([durable << 1]) + NO_TABLE)
+
+    def look_at(self, queue: str) -> None:
+        """Ask for the counts of a queue; `Received(DECLARE_OK)` answers, and sets `declared`."""
+        self._send(DECLARE, bytes(2) + _short(queue) + b"\1" + NO_TABLE)
 
     def delete(self, queue: str) -> None:
         """Delete a queue; `Received(DELETE_OK)` answers."""

@@ -119,6 +119,7 @@ GROUPS: Final = {
     "cluster": "cluster.app",
     "context": "context_commands.app",
     "diagnostics": "diagnostics.app",
+    "migrate": "migrate.app",
     "route": "routes.route",
     "ring": "routes.ring",
     "pipeline": "pipeline.app",

@@ -142,6 +142,12 @@ class Channel:
         event = self.next()
         return event if isinstance(event, Message) else None
 
+    def counts(self, queue: str) -> tuple[int, int]:
+        """Return the messages that are ready in a queue, and its consumers, as they are now."""
+        self.client.look_at(queue)
+        self.expect(amqp_client.DECLARE_OK)
+        return self.client.declared
+
     def close(self) -> None:
         """Return when the broker has done all that was asked before.
 
@@ -215,12 +221,32 @@ def opened(api: Api, vhost: str) -> Iterator[Channel]:
     else:
         login = f"\0{api.user}\0{api.password}"
         client = Client(vhost, "PLAIN", login, properties=properties)
+    with opened_at(server, client, user, api.timeout_s) as channel:
+        yield channel
+
+
+@contextlib.contextmanager
+def logged_in(
+    server: Server, user: str, password: str, vhost: str, timeout_s: float
+) -> Iterator[Channel]:
+    """Open a channel to any broker with a name and a password, and close it in the end."""
+    import pamqp.encode
+
+    properties = pamqp.encode.field_table({"product": "shardctl", "capabilities": CAPABILITIES})
+    client = Client(vhost, "PLAIN", f"\0{user}\0{password}", properties=properties)
+    with opened_at(server, client, user, timeout_s) as channel:
+        yield channel
+
+
+@contextlib.contextmanager
+def opened_at(server: Server, client: Client, user: str, timeout_s: float) -> Iterator[Channel]:
+    """Open a channel with the login of a client, and close it in the end."""
     try:
-        sock = _connected(server, api.timeout_s)
+        sock = _connected(server, timeout_s)
     except OSError as error:
         fail(f"no broker reachable by AMQP at {server}: {error.strerror or error}", UNREACHABLE)
     with sock:
-        channel = Channel(server, sock, client, user, api.timeout_s)
+        channel = Channel(server, sock, client, user, timeout_s)
         opening = channel.next()
         assert opening == amqp_client.Opened()
         yield channel

@@ -1,0 +1,489 @@
+"""The commands `shardctl migrate`: move in from another broker while its applications run.
+
+**Which way messages go.** Each queue has one home at a time: that broker at which it has consumers.
+Messages that are published to a queue at the old broker come here by a bridge, a shovel of this
+broker, once the queue has consumers here and none there. Messages that are published here wait here
+until then. Nothing goes from here to the old broker: two directions would let a message overtake
+others, or go round in a circle. Federated queues, which go both ways, take messages of this broker
+first while any are ready, so what waits at the old broker would come last; a queue has one policy
+at the most, too, and its operator's stays as it is.
+
+**Publishers first.** New messages wait here. The consumers at the old broker empty its queue, then
+they move. The queue here is paused until the old one is empty, so that a consumer that comes early
+gets nothing that is newer than what waits at the old broker.
+
+**Consumers first.** The bridge brings all messages of the old queue, in order. Then the publishers
+move.
+
+So whoever moves second, moves when the queue is empty at the old broker: `migrate status` says so
+of each queue. Each publisher's messages stay in order in each queue then, and none is lost in any
+case: a message leaves the old broker when this one has it on the disk. What a bridge has sent when
+a connection breaks may come twice. If consumers leave a queue of the old broker that has messages,
+and newer ones wait here, the queue is held: a consumer at the old broker can take the rest, or
+`--any-order` lets it come behind the newer ones.
+
+**What is kept where.** `start` makes shovels whose names begin with `migration-`, and pauses
+queues; the rest is seen anew at each look. So every command may be interrupted and called again,
+from any host. Definitions that are here already stay as they are. The rules are in
+`migration_rules.py`, the findings of the plan in `migration_plan.py`; both are pure.
+
+The numbers of a RabbitMQ's HTTP API are up to 5 s old. Messages that are ready and consumers are
+asked for by AMQP, so they are exact.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from shardmq.supervisor.cli.api import UNREACHABLE, Api, Rows, fail
+from shardmq.supervisor.cli.command import bound
+from shardmq.supervisor.cli.definitions import pieces
+from shardmq.supervisor.cli.migration_plan import (
+    HINDERS,
+    Brokers,
+    Plan,
+    Thing,
+    of_vhost,
+    plan,
+    product_of,
+)
+from shardmq.supervisor.cli.migration_rules import (
+    AT_OLD,
+    COMING,
+    HELD,
+    STATES,
+    Queue,
+    Seen,
+    Step,
+    bridge,
+    bridge_name,
+    bridges_in,
+    hint,
+    is_over,
+    step,
+)
+from shardmq.supervisor.cli.old_broker import OldBroker, old_broker
+
+app = typer.Typer(no_args_is_help=True, help="Move in from another broker, without downtime.")
+
+AmqpUri = Annotated[
+    str,
+    typer.Argument(
+        metavar="AMQP_URI",
+        help="The old broker as this broker reaches it: amqp://HOST, or amqp://HOST/VHOST.",
+    ),
+]
+HttpUrl = Annotated[
+    str, typer.Argument(metavar="HTTP_URL", help="Its HTTP API, such as http://HOST:15672.")
+]
+OldUser = Annotated[
+    str,
+    typer.Option(
+        envvar="SHARDMQ_OLD_USER",
+        help="User at the old broker, an administrator. Default: that of the URIs, or guest.",
+    ),
+]
+OldPassword = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SHARDMQ_OLD_PASSWORD",
+        help="Password there. Default: that of the URIs, or ask for it.",
+    ),
+]
+OldPasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="SHARDMQ_OLD_PASSWORD_FILE", help="File whose first line is the password there."
+    ),
+]
+AnyOrder = Annotated[
+    bool, typer.Option(help="Let older messages come behind newer ones that are here already.")
+]
+Interval = Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")]
+
+LOOK_S = 2.0
+AGAIN_S = 5.0  # more, while a broker cannot be reached
+# The old broker notices for so long, at the most, that a bridge is gone.
+GONE_S_MAX = 20.0
+GONE_LOOK_S = 0.1
+# So many looks without anything at the old broker are needed until all is over.
+LOOKS_AT_END = 3
+PLAN_COLUMNS = ["verdict", "kind", "count", "example", "why"]
+STATUS_COLUMNS = [
+    "vhost", "name", "state", "at_old", "old_consumers", "here", "consumers", "hint",
+]  # fmt: skip
+NAMES_SHOWN = 10
+
+
+class Look(NamedTuple):
+    """What was seen at one time: each queue, and the bridges that do not run with the reason."""
+
+    queues: dict[Queue, Seen]
+    faults: dict[Queue, str]
+
+    def totals(self, steps: dict[Queue, Step]) -> dict[str, int]:
+        """Return the numbers of queues by state, and those of messages."""
+        found = dict.fromkeys(STATES, 0)
+        for each in steps.values():
+            found[each.state] += 1
+        found["messages_at_old"] = sum(seen.at_old for seen in self.queues.values())
+        found["messages_here"] = sum(seen.here for seen in self.queues.values())
+        return found
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def show_plan(
+    api: Api,
+    amqp_uri: AmqpUri,
+    http_url: HttpUrl,
+    old_user: OldUser = "",
+    old_password: OldPassword = None,
+    old_password_file: OldPasswordFile = None,
+) -> Rows:
+    """Say what would be taken over, and what behaves differently here. Nothing is changed."""
+    old = old_broker(amqp_uri, http_url, old_user, old_password, old_password_file, api.timeout_s)
+    found, product = _planned(api, old)
+    old.counts(found.queues[:1])  # the login works for AMQP, too
+    typer.echo(
+        f"{product} at {old.shown()}: {len(found.queues)} queues with {found.messages} messages",
+        err=True,
+    )
+    rows = [
+        {
+            "verdict": each.verdict,
+            "kind": each.kind,
+            "count": len(each.things),
+            "example": each.things[0],
+            "why": each.why,
+        }
+        for each in found.findings
+    ]
+    document = {
+        "broker": product,
+        "queues": [queue._asdict() for queue in found.queues],
+        "messages": found.messages,
+        "hindered": found.is_hindered,
+        "findings": [each._asdict() for each in found.findings],
+    }
+    return Rows(rows, PLAN_COLUMNS, document)
+
+
+def begin(
+    api: Api,
+    amqp_uri: AmqpUri,
+    http_url: HttpUrl,
+    old_user: OldUser = "",
+    old_password: OldPassword = None,
+    old_password_file: OldPasswordFile = None,
+    any_order: AnyOrder = False,
+    force: Annotated[bool, typer.Option(help="Begin in spite of what hinders it.")] = False,
+    once: Annotated[bool, typer.Option(help="Look once and end; call it again.")] = False,
+    interval: Interval = LOOK_S,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line at each look.")] = (
+        False
+    ),
+) -> None:
+    """Import the definitions, and bring the messages of each queue when its consumers move.
+
+    The command goes on until nobody uses the old broker any more. Ctrl-C ends it, and what it has
+    made stays: call it again to go on. `migrate status` says who may move.
+    """
+    old = old_broker(amqp_uri, http_url, old_user, old_password, old_password_file, api.timeout_s)
+    found, _ = _planned(api, old)
+    if found.is_hindered and not force:
+        for each in found.findings:
+            if each.verdict == HINDERS:
+                typer.echo(f"{each.kind} {_names(each.things)}: {each.why}", err=True)
+        fail("nothing is changed: see migrate plan, or say --force")
+    _import(api, found)
+    quiet = 0
+    said = ""
+    while True:
+        try:
+            look = _look(api, old, found.queues)
+            steps = _steps(look, any_order)
+            _carry_out(api, old, look, steps)
+            quiet = quiet + 1 if all(map(is_over, look.queues.values())) else 0
+            if quiet >= LOOKS_AT_END and not old.connections():
+                typer.echo("nobody uses the old broker: shardctl migrate finish", err=True)
+                return
+            said = _say(look, steps, said, as_json)
+        except typer.Exit as ended:  # a line has said why
+            if once or ended.exit_code != UNREACHABLE:
+                raise
+            time.sleep(AGAIN_S)
+        if once:
+            return
+        time.sleep(interval)
+
+
+def status(
+    api: Api,
+    amqp_uri: AmqpUri,
+    http_url: HttpUrl,
+    old_user: OldUser = "",
+    old_password: OldPassword = None,
+    old_password_file: OldPasswordFile = None,
+    any_order: AnyOrder = False,
+) -> Rows:
+    """List the queues that move, with their messages at both brokers, and who may move now."""
+    old = old_broker(amqp_uri, http_url, old_user, old_password, old_password_file, api.timeout_s)
+    own = _own_queues(api)
+    queues = [queue for queue in _planned(api, old)[0].queues if queue in own]
+    look = _look(api, old, queues)
+    steps = _steps(look, any_order)
+    rows = [
+        {
+            **queue._asdict(),
+            **seen._asdict(),
+            "state": steps[queue].state,
+            "at_old": seen.at_old,
+            "hint": look.faults.get(queue) or hint(seen, steps[queue].state),
+        }
+        for queue, seen in look.queues.items()
+    ]
+    return Rows(rows, STATUS_COLUMNS)
+
+
+def finish(
+    api: Api,
+    amqp_uri: AmqpUri,
+    http_url: HttpUrl,
+    old_user: OldUser = "",
+    old_password: OldPassword = None,
+    old_password_file: OldPasswordFile = None,
+    any_order: AnyOrder = False,
+    force: Annotated[
+        bool, typer.Option(help="Also while clients are connected to the old broker.")
+    ] = False,
+    interval: Interval = LOOK_S,
+) -> None:
+    """Bring the last messages, remove all bridges, and say what is left at the old broker.
+
+    The command fails, and changes nothing, while the old broker has consumers or publishers.
+    """
+    old = old_broker(amqp_uri, http_url, old_user, old_password, old_password_file, api.timeout_s)
+    found, _ = _planned(api, old)
+    own = _own_queues(api)
+    if lacking := [queue for queue in found.queues if queue not in own]:
+        fail(f"{_names(lacking)} is not here: shardctl migrate start")
+    look = _look(api, old, found.queues)
+    _check_unused(old, look, force)
+    came = sum(seen.at_old for seen in look.queues.values())
+    while True:
+        steps = _steps(look, any_order, is_finishing=True)
+        if held := [queue for queue, each in steps.items() if each.state == HELD]:
+            fail(
+                f"older messages of {_names(held)} are at the old broker, and newer ones here:"
+                f" {hint(look.queues[held[0]], HELD)}"
+            )
+        _carry_out(api, old, look, steps)
+        if not any(seen.at_old for seen in look.queues.values()):
+            _remove(api, bridges_in(api.get("parameters", "shovel")), found.queues)
+            ready = _ready_without_bridges(old, found.queues)
+            if not ready:
+                break
+            look = _look(api, old, found.queues)
+            continue
+        _say(look, steps, "", False)
+        time.sleep(interval)
+        look = _look(api, old, found.queues)
+        _check_unused(old, look, force)
+    for queue, row in _own_queues(api).items():
+        if queue in look.queues and row.get("state") == "paused":
+            api.put("queues", *queue, "resume")
+    typer.echo(
+        f"the last message is over ({time.strftime('%Y-%m-%d %H:%M:%S')}): {len(found.queues)}"
+        f" queues are empty at the old broker, {came} messages came at the end"
+    )
+    for line in _left(old, found):
+        typer.echo(line)
+
+
+# -- what is done ----------------------------------------------------------------------------------
+
+
+def _planned(api: Api, old: OldBroker) -> tuple[Plan, str]:
+    overview = old.api.get("overview")
+    if not isinstance(overview, dict) or "exchange_types" not in overview:
+        fail(f"{old.api.endpoint.url} does not answer like a broker")
+    definitions = old.definitions()
+    if old.vhost and all(row["name"] != old.vhost for row in definitions.get("vhosts", [])):
+        fail(f"the old broker has no vhost '{old.vhost}'")
+    found = plan(
+        Brokers(
+            of_vhost(definitions, old.vhost),
+            api.get("definitions"),
+            old.queues(),
+            overview,
+            frozenset(row["name"] for row in api.get("overview")["exchange_types"]),
+            old.login.user,
+        )
+    )
+    return found, product_of(overview)
+
+
+def _import(api: Api, found: Plan) -> None:
+    for part in pieces(found.document):
+        if any(part.values()):
+            api.post("definitions", body=part)
+
+
+def _own_queues(api: Api) -> dict[Queue, Thing]:
+    rows = api.get("queues", columns="name,vhost,messages,consumers,state")
+    return {Queue(row["vhost"], row["name"]): row for row in rows}
+
+
+def _look(api: Api, old: OldBroker, queues: list[Queue]) -> Look:
+    """Look at the queues at both brokers."""
+    rows = {Queue(row["vhost"], row["name"]): row for row in old.queues()}
+    there = [queue for queue in queues if queue in rows]
+    bridges = bridges_in(api.get("parameters", "shovel"))
+    states = {(row["vhost"], row["name"]): row for row in api.get("shovels")} if bridges else {}
+    counts = old.counts(there)
+    own = _own_queues(api)
+    seen, faults = {}, {}
+    for queue in queues:
+        row, here = rows.get(queue, {}), own.get(queue, {})
+        ready, consumers = counts.get(queue, (0, 0))
+        name = bridges.get(queue)
+        state = states.get((queue.vhost, name), {}) if name else {}
+        if name and state.get("state") != "running" and state.get("error"):
+            faults[queue] = str(state["error"])
+        rate = ((row.get("message_stats") or {}).get("publish_details") or {}).get("rate")
+        unacked = int(row.get("messages_unacknowledged") or 0) if consumers else 0
+        seen[queue] = Seen(
+            ready=ready,
+            unacked=max(unacked, int(state.get("pending") or 0)),
+            old_consumers=max(0, consumers - (name is not None)),
+            is_published=bool(rate),
+            here=int(here.get("messages") or 0),
+            consumers=int(here.get("consumers") or 0),
+            has_bridge=name is not None,
+            is_paused=here.get("state") == "paused",
+        )
+    return Look(seen, faults)
+
+
+def _steps(look: Look, any_order: bool, is_finishing: bool = False) -> dict[Queue, Step]:
+    return {queue: step(seen, any_order, is_finishing) for queue, seen in look.queues.items()}
+
+
+def _carry_out(api: Api, old: OldBroker, look: Look, steps: dict[Queue, Step]) -> None:
+    """Pause and resume queues, and make bridges.
+
+    A bridge is made before its queue is resumed: an interruption in between loses nothing.
+    """
+    for queue, each in steps.items():
+        seen = look.queues[queue]
+        if each.has_bridge and not seen.has_bridge:
+            value = bridge(queue, old.uri(queue.vhost))
+            name = bridge_name(queue.name)
+            api.put("parameters", "shovel", queue.vhost, name, body={"value": value})
+        if each.is_paused != seen.is_paused:
+            api.put("queues", *queue, "pause" if each.is_paused else "resume")
+
+
+def _remove(api: Api, bridges: dict[Queue, str], queues: list[Queue]) -> None:
+    moved = set(queues)
+    for queue, name in bridges.items():
+        if queue in moved:
+            api.delete("parameters", "shovel", queue.vhost, name)
+
+
+def _ready_without_bridges(old: OldBroker, queues: list[Queue]) -> int:
+    """Return the messages at the old broker, when it has noticed that all bridges are gone.
+
+    It has requeued by then what they had not acknowledged.
+    """
+    rows = {Queue(row["vhost"], row["name"]) for row in old.queues()}
+    there = [queue for queue in queues if queue in rows]
+    until = time.monotonic() + GONE_S_MAX
+    while True:
+        counts = old.counts(there)
+        used = [queue for queue, (_, consumers) in counts.items() if consumers]
+        if not used:
+            return sum(ready for ready, _ in counts.values())
+        if time.monotonic() > until:
+            fail(f"the old broker has consumers of {_names(used)}")
+        time.sleep(GONE_LOOK_S)
+
+
+def _check_unused(old: OldBroker, look: Look, force: bool) -> None:
+    """End the command while somebody publishes or consumes at the old broker."""
+
+    def those(is_so: Callable[[Seen], bool]) -> list[Queue]:
+        return [queue for queue, seen in look.queues.items() if is_so(seen)]
+
+    if consumed := those(lambda seen: bool(seen.old_consumers)):
+        fail(f"the old broker has consumers of {_names(consumed)}")
+    if published := those(lambda seen: seen.is_published):
+        fail(f"messages are published at the old broker to {_names(published)}")
+    if not force and (clients := old.connections()):
+        fail(
+            f"{len(clients)} clients are connected to the old broker: {_names(clients)};"
+            " close them, or say --force"
+        )
+
+
+def _left(old: OldBroker, found: Plan) -> list[str]:
+    """Return what is left at the old broker, as lines."""
+    moved = set(found.queues)
+    lines = []
+    for row in old.queues():
+        if Queue(row["vhost"], row["name"]) not in moved and row.get("messages"):
+            lines.append(f"left there: {row['messages']} messages in {row['vhost']}: {row['name']}")
+    for each in found.findings:
+        if each.verdict == "left" and each.kind in ("parameter", "user", "global parameter"):
+            lines.append(f"not taken over: {each.kind} {_names(each.things)}: {each.why}")
+    return lines
+
+
+# -- what is said ----------------------------------------------------------------------------------
+
+
+def _say(look: Look, steps: dict[Queue, Step], said: str, as_json: bool) -> str:
+    """Print how far the migration is, unless that was said last. Returns what was said."""
+    totals = look.totals(steps)
+    if as_json:
+        print(json.dumps({"time": round(time.time(), 3), **totals}), flush=True)
+        return ""
+    text = (
+        f"queues: {totals[AT_OLD]} at the old broker, {totals[COMING]} coming,"
+        f" {totals['here'] + totals['quiet']} over, {totals[HELD]} held;"
+        f" messages: {totals['messages_at_old']} at the old broker,"
+        f" {totals['messages_here']} here"
+    )
+    if held := [queue for queue, each in steps.items() if each.state == HELD]:
+        text += f"; held: {_names(held)} (migrate status)"
+    if look.faults:
+        queue, fault = next(iter(look.faults.items()))
+        text += f"; {len(look.faults)} bridges do not run: {_names([queue])}: {fault}"
+    if text != said:
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    return text
+
+
+def _names(things: list[Any]) -> str:
+    """Return some names as a text."""
+    shown = [
+        f"queue '{each.name}' in vhost '{each.vhost}'" if isinstance(each, Queue) else str(each)
+        for each in things[:NAMES_SHOWN]
+    ]
+    more = f" and {len(things) - NAMES_SHOWN} more" if len(things) > NAMES_SHOWN else ""
+    return ", ".join(shown) + more
+
+
+app.command("plan")(bound(show_plan))
+app.command("start")(bound(begin))
+app.command("status")(bound(status))
+app.command("finish")(bound(finish))

@@ -1,0 +1,157 @@
+"""Decides for each queue which way its messages go while applications move to this broker. Pure.
+
+```
+   AT_OLD --------> COMING --------> HERE        a bridge takes all messages of the old queue
+      |  \\                                       from COMING on, and stays until `migrate finish`
+      |   '-------> HELD
+      v              consumers are here, older messages are there, and newer ones have come here
+    QUIET            nobody uses the queue at the old broker
+```
+
+The queue here is paused in AT_OLD and HELD: it takes messages and gives none. So no consumer gets a
+message that was published here before those that still wait at the old broker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+AT_OLD, HELD, COMING, HERE, QUIET = "at-old", "held", "coming", "here", "quiet"
+STATES: Final = (AT_OLD, HELD, COMING, HERE, QUIET)
+
+PREFIX: Final = "migration-"  # of the names of all that a migration makes
+NAME_BYTES_MAX: Final = 200
+RECONNECT_DELAY_S: Final = 1
+PREFETCH: Final = 1000
+PRIORITY: Final = -1  # consumers that come back to the old broker get messages first
+
+
+class Queue(NamedTuple):
+    vhost: str
+    name: str
+
+
+class Seen(NamedTuple):
+    """What is seen of a queue at both brokers.
+
+    ready: messages that are ready at the old broker.
+    unacked: messages there that a consumer or the bridge has and has not acknowledged.
+    old_consumers: consumers there, without the bridge.
+    is_published: whether messages are published to it there.
+    here: messages in the queue of this broker.
+    consumers: consumers here.
+    has_bridge: whether there is a bridge for the queue.
+    is_paused: whether the queue here is paused.
+    """
+
+    ready: int = 0
+    unacked: int = 0
+    old_consumers: int = 0
+    is_published: bool = False
+    here: int = 0
+    consumers: int = 0
+    has_bridge: bool = False
+    is_paused: bool = False
+
+    @property
+    def at_old(self) -> int:
+        return self.ready + self.unacked
+
+
+class Step(NamedTuple):
+    """The state of a queue, and whether it is to have a bridge and to be paused here."""
+
+    state: str
+    has_bridge: bool = False
+    is_paused: bool = False
+
+
+def step(seen: Seen, any_order: bool = False, is_finishing: bool = False) -> Step:
+    """Return the state of a queue, and what is to be there.
+
+    Args:
+        seen: The queue at both brokers.
+        any_order: Whether older messages may come behind newer ones that are here already.
+        is_finishing: Whether messages come also if there are no consumers here.
+    """
+    is_used = bool(seen.at_old or seen.is_published)
+    if seen.has_bridge:
+        return Step(COMING if is_used else HERE, has_bridge=True)
+    is_left = not seen.old_consumers or not is_used
+    if (seen.consumers and is_left) or (is_finishing and seen.at_old and not seen.old_consumers):
+        if seen.at_old and seen.here and not any_order:
+            return Step(HELD, is_paused=True)
+        return Step(COMING if is_used else HERE, has_bridge=True)
+    if is_used or seen.old_consumers:
+        return Step(AT_OLD, is_paused=True)
+    return Step(QUIET)
+
+
+def hint(seen: Seen, state: str) -> str:
+    """Return what may be done for a queue now, "" if there is nothing to do."""
+    if state == AT_OLD:
+        if seen.consumers and seen.old_consumers:
+            return "consumers here wait until the last one has left the old broker"
+        if not seen.at_old and not seen.is_published:
+            return "its consumers may move"
+        if seen.here:
+            return "its consumers may move when at_old is 0"
+        return "its publishers may move; or its consumers, before its publishers"
+    if state == HELD:
+        return "start a consumer at the old broker until at_old is 0, or use --any-order"
+    if state == COMING:
+        return f"its publishers may move{' when at_old is 0' if seen.at_old else ''}"
+    return ""
+
+
+def is_over(seen: Seen) -> bool:
+    """Return whether nothing is left of a queue at the old broker, and nobody uses it there."""
+    return not (seen.at_old or seen.old_consumers or seen.is_published)
+
+
+def bridge_name(queue: str) -> str:
+    """Return the name of the shovel for a queue, which is the same each time."""
+    name = PREFIX + queue
+    if len(name.encode()) <= NAME_BYTES_MAX:
+        return name
+    return PREFIX + hashlib.sha256(queue.encode()).hexdigest()
+
+
+def bridge(queue: Queue, old_uri: str) -> dict[str, Any]:
+    """Return the parameter of the shovel that takes the messages of a queue.
+
+    A message leaves the old broker when this one has it on the disk.
+
+    Args:
+        queue: The queue, which has the same name at both brokers.
+        old_uri: The URI of the old broker with the vhost of the queue.
+    """
+    return {
+        "src-protocol": "amqp091",
+        "src-uri": old_uri,
+        "src-queue": queue.name,
+        "src-predeclared": True,
+        "src-prefetch-count": PREFETCH,
+        "src-consumer-args": {"x-priority": PRIORITY},
+        "src-delete-after": "never",
+        "dest-protocol": "amqp091",
+        "dest-uri": f"amqp:///{quote(queue.vhost, safe='')}",
+        "dest-queue": queue.name,
+        "dest-predeclared": True,
+        "ack-mode": "on-confirm",
+        "reconnect-delay": RECONNECT_DELAY_S,
+    }
+
+
+def bridges_in(parameters: Iterable[Mapping[str, Any]]) -> dict[Queue, str]:
+    """Return the queues that have a bridge, with its name, from the parameters of shovels."""
+    found = {}
+    for row in parameters:
+        name, value = row.get("name"), row.get("value")
+        queue = value.get("src-queue") if isinstance(value, dict) else None
+        if isinstance(name, str) and isinstance(queue, str) and name == bridge_name(queue):
+            found[Queue(str(row.get("vhost")), queue)] = name
+    return found
