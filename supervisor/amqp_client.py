@@ -29,6 +29,7 @@ Heartbeats are switched off in the handshake. Those that come all the same are i
 from __future__ import annotations
 
 import struct
+from collections import deque
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -38,6 +39,7 @@ FRAME_BYTES_MIN: Final = 4096  # AMQP 0-9-1, section 4.2.3
 FRAME_OVERHEAD_BYTES: Final = 8
 BODY_BYTES_MAX: Final = 1 << 30  # of one message; the front door takes at most half of it
 NO_TABLE: Final = bytes(4)
+DECLARED_MAX: Final = 100  # answers to declares whose counts are kept
 
 # Class and method, as they stand at the head of a method frame's payload.
 START, START_OK, TUNE, TUNE_OK = (10 << 16 | n for n in (10, 11, 30, 31))
@@ -199,8 +201,8 @@ class Client:
         self.frame_bytes_max = frame_bytes_max
         self.blocked = ""  # The alarm for which the broker reads nothing, "" if there is none.
         self.server_properties = b""  # The encoded table of connection.start, when it is here.
-        # The messages that are ready and the consumers, of the queue that was declared last.
-        self.declared = (0, 0)
+        # The messages that are ready and the consumers, of the queues that were declared last.
+        self.declared: deque[tuple[int, int]] = deque(maxlen=DECLARED_MAX)
         self._start_ok = properties + _short(mechanism) + _long(response) + _short("en_US")
         self._open = _short(vhost) + b"\0\0"
         self._keeps_content = keeps_content
@@ -288,7 +290,8 @@ class Client:
             self._send(CHANNEL_OPEN, b"\0")
         else:
             if method == DECLARE_OK:
-                self.declared = _COUNTS.unpack_from(payload, _short_at(payload, 4)[1])
+                counts = _COUNTS.unpack_from(payload, _short_at(payload, 4)[1])
+                self.declared.append((counts[0], counts[1]))
             return Opened() if method == CHANNEL_OPEN_OK else Received(method)
         return None
 
@@ -346,7 +349,7 @@ class Client:
         self._send(DECLARE, bytes(2) + _short(queue) + bytes([durable << 1]) + NO_TABLE)
 
     def look_at(self, queue: str) -> None:
-        """Ask for the counts of a queue; `Received(DECLARE_OK)` answers, and sets `declared`."""
+        """Ask for the counts of a queue; `Received(DECLARE_OK)` answers, `declared` has them."""
         self._send(DECLARE, bytes(2) + _short(queue) + b"\1" + NO_TABLE)
 
     def delete(self, queue: str) -> None:

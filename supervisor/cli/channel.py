@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
@@ -142,11 +142,18 @@ class Channel:
         event = self.next()
         return event if isinstance(event, Message) else None
 
-    def counts(self, queue: str) -> tuple[int, int]:
-        """Return the messages that are ready in a queue, and its consumers, as they are now."""
-        self.client.look_at(queue)
-        self.expect(amqp_client.DECLARE_OK)
-        return self.client.declared
+    def counts(self, queues: Sequence[str]) -> list[tuple[int, int]]:
+        """Return the messages that are ready in each queue, and its consumers, as they are now."""
+        found: list[tuple[int, int]] = []
+        for start in range(0, len(queues), amqp_client.DECLARED_MAX):
+            asked = queues[start : start + amqp_client.DECLARED_MAX]
+            self.client.declared.clear()
+            for queue in asked:
+                self.client.look_at(queue)
+            for _ in asked:
+                self.expect(amqp_client.DECLARE_OK)
+            found += self.client.declared
+        return found
 
     def close(self) -> None:
         """Return when the broker has done all that was asked before.

@@ -42,14 +42,16 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from shardmq.supervisor.cli.api import UNREACHABLE, Api, Rows, fail
+from shardmq.supervisor.cli.api import DATA, UNREACHABLE, Api, Rows, fail
 from shardmq.supervisor.cli.command import bound
 from shardmq.supervisor.cli.definitions import pieces
 from shardmq.supervisor.cli.migration_plan import (
     HINDERS,
+    LEFT,
     Brokers,
     Plan,
     Thing,
+    moved_queues,
     of_vhost,
     plan,
     product_of,
@@ -152,10 +154,9 @@ def show_plan(
     """Say what would be taken over, and what behaves differently here. Nothing is changed."""
     old = old_broker(amqp_uri, http_url, old_user, old_password, old_password_file, api.timeout_s)
     found, product = _planned(api, old)
-    old.counts(found.queues[:1])  # the login works for AMQP, too
+    messages = sum(ready for ready, _ in old.counts(found.queues).values())
     typer.echo(
-        f"{product} at {old.shown()}: {len(found.queues)} queues with {found.messages} messages",
-        err=True,
+        f"{product} at {old.shown()}: {len(found.queues)} queues with {messages} messages", err=True
     )
     rows = [
         {
@@ -170,7 +171,7 @@ def show_plan(
     document = {
         "broker": product,
         "queues": [queue._asdict() for queue in found.queues],
-        "messages": found.messages,
+        "messages": messages,
         "hindered": found.is_hindered,
         "findings": [each._asdict() for each in found.findings],
     }
@@ -209,7 +210,7 @@ def begin(
     said = ""
     while True:
         try:
-            look = _look(api, old, found.queues)
+            look = _look(api, old, found.queues, old.queues(), is_exact=False)
             steps = _steps(look, any_order)
             _carry_out(api, old, look, steps)
             quiet = quiet + 1 if all(map(is_over, look.queues.values())) else 0
@@ -237,9 +238,9 @@ def status(
 ) -> Rows:
     """List the queues that move, with their messages at both brokers, and who may move now."""
     old = old_broker(amqp_uri, http_url, old_user, old_password, old_password_file, api.timeout_s)
-    own = _own_queues(api)
-    queues = [queue for queue in _planned(api, old)[0].queues if queue in own]
-    look = _look(api, old, queues)
+    rows, own = old.queues(), _own_queues(api)
+    queues = [queue for queue in moved_queues(rows, own.values()) if queue in own]
+    look = _look(api, old, queues, rows)
     steps = _steps(look, any_order)
     rows = [
         {
@@ -272,11 +273,11 @@ def finish(
     The command fails, and changes nothing, while the old broker has consumers or publishers.
     """
     old = old_broker(amqp_uri, http_url, old_user, old_password, old_password_file, api.timeout_s)
-    found, _ = _planned(api, old)
-    own = _own_queues(api)
-    if lacking := [queue for queue in found.queues if queue not in own]:
+    rows, own = old.queues(), _own_queues(api)
+    queues = moved_queues(rows, own.values())
+    if lacking := [queue for queue in queues if queue not in own]:
         fail(f"{_names(lacking)} is not here: shardctl migrate start")
-    look = _look(api, old, found.queues)
+    look = _look(api, old, queues, rows)
     _check_unused(old, look, force)
     came = sum(seen.at_old for seen in look.queues.values())
     while True:
@@ -288,24 +289,24 @@ def finish(
             )
         _carry_out(api, old, look, steps)
         if not any(seen.at_old for seen in look.queues.values()):
-            _remove(api, bridges_in(api.get("parameters", "shovel")), found.queues)
-            ready = _ready_without_bridges(old, found.queues)
+            _remove(api, bridges_in(api.get("parameters", "shovel")), queues)
+            ready = _ready_without_bridges(old, queues)
             if not ready:
                 break
-            look = _look(api, old, found.queues)
+            look = _look(api, old, queues, old.queues())
             continue
         _say(look, steps, "", False)
         time.sleep(interval)
-        look = _look(api, old, found.queues)
+        look = _look(api, old, queues, old.queues())
         _check_unused(old, look, force)
     for queue, row in _own_queues(api).items():
         if queue in look.queues and row.get("state") == "paused":
             api.put("queues", *queue, "resume")
     typer.echo(
-        f"the last message is over ({time.strftime('%Y-%m-%d %H:%M:%S')}): {len(found.queues)}"
+        f"the last message is over ({time.strftime('%Y-%m-%d %H:%M:%S')}): {len(queues)}"
         f" queues are empty at the old broker, {came} messages came at the end"
     )
-    for line in _left(old, found):
+    for line in _left(api, old):
         typer.echo(line)
 
 
@@ -318,7 +319,7 @@ def _planned(api: Api, old: OldBroker) -> tuple[Plan, str]:
         fail(f"{old.api.endpoint.url} does not answer like a broker")
     definitions = old.definitions()
     if old.vhost and all(row["name"] != old.vhost for row in definitions.get("vhosts", [])):
-        fail(f"the old broker has no vhost '{old.vhost}'")
+        fail(f"the old broker has no vhost '{old.vhost}'", DATA)
     found = plan(
         Brokers(
             of_vhost(definitions, old.vhost),
@@ -339,18 +340,42 @@ def _import(api: Api, found: Plan) -> None:
 
 
 def _own_queues(api: Api) -> dict[Queue, Thing]:
-    rows = api.get("queues", columns="name,vhost,messages,consumers,state")
+    rows = api.get("queues", columns="name,vhost,type,arguments,messages,consumers,state")
     return {Queue(row["vhost"], row["name"]): row for row in rows}
 
 
-def _look(api: Api, old: OldBroker, queues: list[Queue]) -> Look:
-    """Look at the queues at both brokers."""
-    rows = {Queue(row["vhost"], row["name"]): row for row in old.queues()}
-    there = [queue for queue in queues if queue in rows]
+def _look(
+    api: Api, old: OldBroker, queues: list[Queue], listed: list[Thing], is_exact: bool = True
+) -> Look:
+    """Look at queues at both brokers.
+
+    Args:
+        api: This broker.
+        old: The old broker.
+        queues: The queues to look at.
+        listed: The queues of the old broker, as it has just listed them.
+        is_exact: Whether the numbers of all queues are asked for, or only those that decide.
+    """
+    rows = {Queue(row["vhost"], row["name"]): row for row in listed}
     bridges = bridges_in(api.get("parameters", "shovel"))
     states = {(row["vhost"], row["name"]): row for row in api.get("shovels")} if bridges else {}
-    counts = old.counts(there)
     own = _own_queues(api)
+
+    def decides(queue: Queue) -> bool:
+        here = own.get(queue, {})
+        has_numbers = "messages_ready" in rows[queue] and "consumers" in rows[queue]
+        return bool(queue in bridges or here.get("messages") or here.get("consumers")) or (
+            not has_numbers
+        )
+
+    counts = {
+        queue: (row["messages_ready"], row["consumers"])
+        for queue, row in rows.items()
+        if "messages_ready" in row and "consumers" in row
+    }
+    counts |= old.counts(
+        [queue for queue in queues if queue in rows and (is_exact or decides(queue))]
+    )
     seen, faults = {}, {}
     for queue in queues:
         row, here = rows.get(queue, {}), own.get(queue, {})
@@ -435,15 +460,16 @@ def _check_unused(old: OldBroker, look: Look, force: bool) -> None:
         )
 
 
-def _left(old: OldBroker, found: Plan) -> list[str]:
+def _left(api: Api, old: OldBroker) -> list[str]:
     """Return what is left at the old broker, as lines."""
+    found, _ = _planned(api, old)
     moved = set(found.queues)
     lines = []
     for row in old.queues():
         if Queue(row["vhost"], row["name"]) not in moved and row.get("messages"):
             lines.append(f"left there: {row['messages']} messages in {row['vhost']}: {row['name']}")
     for each in found.findings:
-        if each.verdict == "left" and each.kind in ("parameter", "user", "global parameter"):
+        if each.verdict == LEFT and each.kind in ("parameter", "user", "global parameter"):
             lines.append(f"not taken over: {each.kind} {_names(each.things)}: {each.why}")
     return lines
 

@@ -88,13 +88,11 @@ class Plan(NamedTuple):
     findings: what is to be known, the worst first.
     document: the definitions that are imported.
     queues: those whose messages come, in the order of their names.
-    messages: how many messages these have at the old broker.
     """
 
     findings: list[Finding]
     document: dict[str, list[Thing]]
     queues: list[Queue]
-    messages: int
 
     @property
     def is_hindered(self) -> bool:
@@ -151,10 +149,9 @@ def plan(brokers: Brokers) -> Plan:
             if look(found, row, known.get(_key(kind, row)), brokers):
                 document[kind].append(row)
     _drop_bindings(document, found, brokers)
-    queues = _bridged(found, brokers, document)
-    counts = {Queue(row["vhost"], row["name"]): _messages(row) for row in brokers.queues}
+    queues = _bridged(found, brokers)
     _see_protocols(found, brokers)
-    return Plan(found.sorted(), document, queues, sum(counts.get(each, 0) for each in queues))
+    return Plan(found.sorted(), document, queues)
 
 
 def _key(kind: str, row: Thing) -> tuple[Any, ...]:
@@ -206,6 +203,8 @@ def _parameter(found: _Findings, row: Thing, known: Thing | None, brokers: Broke
         why = "it would move messages at both brokers: set it here when all has moved"
         found.add(LEFT, "parameter", why, shown)
         return False
+    if component == "operator_policy" and known is None and isinstance(row.get("value"), dict):
+        _see_keys(found, "operator policy", row["value"].get("definition") or {}, row)
     if component == "vhost-limits" and known is None:
         why = "bridges count as connections of their vhost while messages come"
         found.add(DIFFERS, "parameter", why, shown)
@@ -228,20 +227,24 @@ def _policy(found: _Findings, row: Thing, known: Thing | None, brokers: Brokers)
     if known is not None:
         found.add(KNOWN, "policy", "the policy here stays", _shown(row))
         return False
-    definition = row.get("definition") or {}
+    _see_keys(found, "policy", row.get("definition") or {}, row)
+    found.add(TAKEN, "policy", "", _shown(row))
+    return True
+
+
+def _see_keys(found: _Findings, kind: str, definition: Thing, row: Thing) -> None:
+    """Find what is to be known of the keys of a policy."""
     for key in definition:
         if key in FEDERATION_KEYS:
             why = "it federates nothing until its upstream is set here"
-            found.add(DIFFERS, "policy", why, _shown(row))
+            found.add(DIFFERS, kind, why, _shown(row))
         elif key.startswith("ha-"):
             why = f"{key} has no effect: cluster.replicas says how many nodes have each message"
-            found.add(DIFFERS, "policy", why, _shown(row))
+            found.add(DIFFERS, kind, why, _shown(row))
         elif key not in arguments.POLICY_KEYS:
-            found.add(DIFFERS, "policy", f"{key} has no effect", _shown(row))
+            found.add(DIFFERS, kind, f"{key} has no effect", _shown(row))
         elif f"x-{key}" in NOTES:
-            found.add(DIFFERS, "policy", NOTES[f"x-{key}"], _shown(row))
-    found.add(TAKEN, "policy", "", _shown(row))
-    return True
+            found.add(DIFFERS, kind, NOTES[f"x-{key}"], _shown(row))
 
 
 def _exchange(found: _Findings, row: Thing, known: Thing | None, brokers: Brokers) -> bool:
@@ -341,10 +344,6 @@ def _arguments(row: Thing) -> dict[str, Any]:
     return given
 
 
-def _messages(row: Thing) -> int:
-    return int(row.get("messages") or 0)
-
-
 def _drop_bindings(document: dict[str, list[Thing]], found: _Findings, brokers: Brokers) -> None:
     """Leave out what names a user, an exchange or a queue that is not taken over."""
     users = {row["name"] for kind in (document, brokers.own) for row in kind.get("users", [])}
@@ -375,9 +374,28 @@ def _binding_key(row: Thing) -> tuple[str, ...]:
     return (*(str(row.get(name)) for name in names), repr(row.get("arguments") or {}))
 
 
-def _bridged(
-    found: _Findings, brokers: Brokers, document: Mapping[str, list[Thing]]
-) -> list[Queue]:
+def moved_queues(old: Iterable[Thing], own: Iterable[Thing]) -> list[Queue]:
+    """Return the queues whose messages come, in the order of their names.
+
+    Args:
+        old: The queues of the old broker, as in definitions or in /api/queues.
+        own: Those of this broker.
+    """
+    streams = {Queue(row["vhost"], row["name"]) for row in own if _is_stream(row)}
+    return sorted(
+        queue
+        for row in old
+        if not unmoved(row)
+        and not _is_stream(row)
+        and (queue := Queue(row["vhost"], row["name"])) not in streams
+    )
+
+
+def _is_stream(row: Thing) -> bool:
+    return bool(_arguments(row).get("x-queue-type") == "stream")
+
+
+def _bridged(found: _Findings, brokers: Brokers) -> list[Queue]:
     """Return the queues whose messages come, and find out what hinders that.
 
     Queues that no definitions show, such as exclusive ones, are found too.
@@ -386,26 +404,15 @@ def _bridged(
     for row in brokers.queues:
         if (row["vhost"], row["name"]) not in named and (why := unmoved(row)):
             found.add(LEFT, "queue", why, _shown(row))
-    streams = {
-        (row["vhost"], row["name"])
-        for row in brokers.own.get("queues", [])
-        if _arguments(row).get("x-queue-type") == "stream"
-    }
-    rows = [
-        row
-        for row in brokers.old.get("queues", [])
-        if not unmoved(row)
-        and _arguments(row).get("x-queue-type") != "stream"
-        and (row["vhost"], row["name"]) not in streams
-    ]
+    queues = moved_queues(brokers.old.get("queues", []), brokers.own.get("queues", []))
     readable = dict(_readable(brokers))
     is_known = any(row.get("name") == brokers.user for row in brokers.old.get("users", []))
-    for row in rows if is_known else ():
-        pattern = readable.get(row["vhost"])
-        if pattern is None or not _matches(pattern, row["name"]):
+    for queue in queues if is_known else ():
+        pattern = readable.get(queue.vhost)
+        if pattern is None or not _matches(pattern, queue.name):
             why = f"the user {brokers.user} of the old broker may not read it there"
-            found.add(HINDERS, "queue", why, _shown(row))
-    return sorted(Queue(row["vhost"], row["name"]) for row in rows)
+            found.add(HINDERS, "queue", why, _shown(queue._asdict()))
+    return queues
 
 
 def _readable(brokers: Brokers) -> Iterator[tuple[str, str]]:

@@ -103,7 +103,8 @@ def hint(seen: Seen, state: str) -> str:
     if state == HELD:
         return "start a consumer at the old broker until at_old is 0, or use --any-order"
     if state == COMING:
-        return f"its publishers may move{' when at_old is 0' if seen.at_old else ''}"
+        # What the bridge has taken and not acknowledged is here within the blink of an eye.
+        return f"its publishers may move{' when the bridge has caught up' if seen.ready else ''}"
     return ""
 
 

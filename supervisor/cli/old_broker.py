@@ -24,7 +24,8 @@ HINT = (
 # Connections of bridges have the name of their shovel, behind this word.
 BRIDGE = f"Shovel {PREFIX}"
 COLUMNS = (
-    "name,vhost,exclusive,auto_delete,arguments,type,messages,messages_unacknowledged,"
+    "name,vhost,exclusive,auto_delete,arguments,type,messages,messages_ready,"
+    "messages_unacknowledged,consumers,"
     "message_stats.publish_details.rate"
 )
 
@@ -78,7 +79,7 @@ class OldBroker(NamedTuple):
 
     def counts(self, queues: list[Queue]) -> dict[Queue, tuple[int, int]]:
         """Return the messages that are ready in queues, and their consumers, as they are now."""
-        found = {}
+        found: dict[Queue, tuple[int, int]] = {}
         for vhost in sorted({queue.vhost for queue in queues}):
             server = Server(
                 self.amqp.hostname or "",
@@ -86,9 +87,9 @@ class OldBroker(NamedTuple):
                 self.amqp.scheme == "amqps",
             )
             with logged_in(server, *self.login, vhost, self.api.timeout_s) as channel:
-                for queue in queues:
-                    if queue.vhost == vhost:
-                        found[queue] = channel.counts(queue.name)
+                of_vhost = [queue for queue in queues if queue.vhost == vhost]
+                counts = channel.counts([queue.name for queue in of_vhost])
+                found.update(zip(of_vhost, counts, strict=True))
         return found
 
     def connections(self) -> list[str]:
