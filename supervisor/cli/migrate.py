@@ -12,8 +12,8 @@ at the most, too, and its operator's stays as it is.
 they move. The queue here is paused until the old one is empty, so that a consumer that comes early
 gets nothing that is newer than what waits at the old broker.
 
-**Consumers first.** The bridge brings all messages of the old queue, in order. Then the publishers
-move.
+**Consumers first.** The bridge brings all messages of the old queue, in order. When it has caught
+up, the publishers stop, what is under way arrives, and they start here.
 
 So whoever moves second, moves when the queue is empty at the old broker: `migrate status` says so
 of each queue. Each publisher's messages stay in order in each queue then, and none is lost in any
@@ -154,7 +154,8 @@ def show_plan(
     """Say what would be taken over, and what behaves differently here. Nothing is changed."""
     old = old_broker(amqp_uri, http_url, old_user, old_password, old_password_file, api.timeout_s)
     found, product = _planned(api, old)
-    messages = sum(ready for ready, _ in old.counts(found.queues).values())
+    readable = [queue for queue in found.queues if queue not in found.unreadable]
+    messages = sum(ready for ready, _ in old.counts(readable).values())
     typer.echo(
         f"{product} at {old.shown()}: {len(found.queues)} queues with {messages} messages", err=True
     )

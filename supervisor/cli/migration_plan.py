@@ -88,11 +88,13 @@ class Plan(NamedTuple):
     findings: what is to be known, the worst first.
     document: the definitions that are imported.
     queues: those whose messages come, in the order of their names.
+    unreadable: those of them that the user of the old broker may not read.
     """
 
     findings: list[Finding]
     document: dict[str, list[Thing]]
     queues: list[Queue]
+    unreadable: set[Queue]
 
     @property
     def is_hindered(self) -> bool:
@@ -149,9 +151,9 @@ def plan(brokers: Brokers) -> Plan:
             if look(found, row, known.get(_key(kind, row)), brokers):
                 document[kind].append(row)
     _drop_bindings(document, found, brokers)
-    queues = _bridged(found, brokers)
+    queues, unreadable = _bridged(found, brokers)
     _see_protocols(found, brokers)
-    return Plan(found.sorted(), document, queues)
+    return Plan(found.sorted(), document, queues, unreadable)
 
 
 def _key(kind: str, row: Thing) -> tuple[Any, ...]:
@@ -395,8 +397,8 @@ def _is_stream(row: Thing) -> bool:
     return bool(_arguments(row).get("x-queue-type") == "stream")
 
 
-def _bridged(found: _Findings, brokers: Brokers) -> list[Queue]:
-    """Return the queues whose messages come, and find out what hinders that.
+def _bridged(found: _Findings, brokers: Brokers) -> tuple[list[Queue], set[Queue]]:
+    """Return the queues whose messages come, and those of them that cannot be read.
 
     Queues that no definitions show, such as exclusive ones, are found too.
     """
@@ -405,6 +407,7 @@ def _bridged(found: _Findings, brokers: Brokers) -> list[Queue]:
         if (row["vhost"], row["name"]) not in named and (why := unmoved(row)):
             found.add(LEFT, "queue", why, _shown(row))
     queues = moved_queues(brokers.old.get("queues", []), brokers.own.get("queues", []))
+    unreadable = set()
     readable = dict(_readable(brokers))
     is_known = any(row.get("name") == brokers.user for row in brokers.old.get("users", []))
     for queue in queues if is_known else ():
@@ -412,7 +415,8 @@ def _bridged(found: _Findings, brokers: Brokers) -> list[Queue]:
         if pattern is None or not _matches(pattern, queue.name):
             why = f"the user {brokers.user} of the old broker may not read it there"
             found.add(HINDERS, "queue", why, _shown(queue._asdict()))
-    return queues
+            unreadable.add(queue)
+    return queues, unreadable
 
 
 def _readable(brokers: Brokers) -> Iterator[tuple[str, str]]:

@@ -102,10 +102,11 @@ def hint(seen: Seen, state: str) -> str:
         return "its publishers may move; or its consumers, before its publishers"
     if state == HELD:
         return "start a consumer at the old broker until at_old is 0, or use --any-order"
-    if state == COMING:
-        # What the bridge has taken and not acknowledged is here within the blink of an eye.
-        return f"its publishers may move{' when the bridge has caught up' if seen.ready else ''}"
-    return ""
+    if state == COMING and seen.ready:
+        return "its publishers may move when the bridge has caught up"
+    if state == COMING and (seen.unacked or seen.is_published):
+        return "stop its publishers, and start them here when at_old is 0"
+    return "its publishers may move" if state in (COMING, HERE) else ""
 
 
 def is_over(seen: Seen) -> bool:

@@ -235,6 +235,15 @@ def test_heartbeats_and_notices_are_no_events() -> None:
     assert made.receive_data(quiet.join(parts)) == client().receive_data(head + message)
 
 
+def test_the_counts_of_declared_queues_are_kept() -> None:
+    made = client()
+    answers = [frame.marshal(commands.Queue.DeclareOk("q", n, n + 1), 1) for n in range(150)]
+    assert made.receive_data(b"".join(answers)) == [Received(amqp.DECLARE_OK)] * 150
+    assert list(made.declared) == [(n, n + 1) for n in range(50, 150)]
+    cut = struct.pack(">BHI", 1, 1, 6) + struct.pack(">IBB", amqp.DECLARE_OK, 1, 0x71) + b"\xce"
+    assert client().receive_data(cut) == [Broken("a frame is cut short")]
+
+
 def test_the_reason_for_which_publishers_are_blocked_is_known_until_it_is_over() -> None:
     made = client()
     assert made.blocked == ""

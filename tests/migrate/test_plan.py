@@ -146,6 +146,7 @@ def test_who_may_not_read_a_queue_cannot_move_it() -> None:
     assert [(each.verdict, each.things) for each in found.findings if "may not" in each.why] == [
         (HINDERS, ["/: b"])
     ]
+    assert found.unreadable == {Queue("/", "b")}
     assert made({"queues": [queue()], "permissions": []}).is_hindered
     # A user whom another source of logins knows has rights that are not in definitions.
     assert not made({"queues": [queue()], "permissions": [], "users": []}).is_hindered

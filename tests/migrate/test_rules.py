@@ -112,11 +112,9 @@ class World:
         found = step(self.seen(), self.any_order)
         self.bridge, self.paused = found.has_bridge, found.is_paused
 
-    def may_move(self, who: str) -> bool:
-        """Return whether a hint lets somebody move who is the second to do so."""
-        seen = self.seen()
-        hint = rules.hint(seen, step(seen, self.any_order).state)
-        return self.is_hasty or hint == f"its {who} may move"
+    def hint(self, **changed: bool) -> str:
+        seen = self.seen()._replace(**changed)
+        return rules.hint(seen, step(seen, self.any_order).state)
 
     def act(self) -> None:
         match self.random.choice("ppcccbbblllPCR"):
@@ -134,10 +132,13 @@ class World:
             case "l":
                 self.look()
             case "P" if self.publisher == "old":
-                if self.consumer == "old" or (self.may_move("publishers") and not self.unacked):
+                # It publishes no more, and begins here when nothing is left to come.
+                hint = self.hint(is_published=False)
+                if self.consumer == "old" or self.is_hasty or hint == "its publishers may move":
                     self.publisher = "here"
             case "C" if self.consumer == "old":
-                if self.publisher == "old" or self.may_move("consumers"):
+                hint = self.hint()
+                if self.publisher == "old" or self.is_hasty or hint == "its consumers may move":
                     self.consumer = "none"
             case "C" if self.consumer == "none":
                 self.consumer = "here"
