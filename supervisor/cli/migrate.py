@@ -122,10 +122,12 @@ STATUS_COLUMNS = [
     "vhost", "name", "state", "at_old", "old_consumers", "here", "consumers", "hint",
 ]  # fmt: skip
 NAMES_SHOWN = 10
+# States of queues whose node at the old broker does not run: nobody can declare them.
+DOWN = ("down", "stopped", "crashed")
 
 
 class Look(NamedTuple):
-    """What was seen at one time: each queue, and the bridges that do not run with the reason."""
+    """What was seen at one time: each queue, and why the messages of some do not come."""
 
     queues: dict[Queue, Seen]
     faults: dict[Queue, str]
@@ -220,7 +222,8 @@ def begin(
                 return
             said = _say(look, steps, said, as_json)
         except typer.Exit as ended:  # a line has said why
-            if once or ended.exit_code != UNREACHABLE:
+            # A queue may have been deleted since it was listed; the next look does not list it.
+            if once or ended.exit_code not in (UNREACHABLE, DATA):
                 raise
             time.sleep(AGAIN_S)
         if once:
@@ -265,7 +268,7 @@ def finish(
     old_password_file: OldPasswordFile = None,
     any_order: AnyOrder = False,
     force: Annotated[
-        bool, typer.Option(help="Also while clients are connected to the old broker.")
+        bool, typer.Option(help="Also while clients are connected there, or queues are down.")
     ] = False,
     interval: Interval = LOOK_S,
 ) -> None:
@@ -278,6 +281,11 @@ def finish(
     queues = moved_queues(rows, own.values())
     if lacking := [queue for queue in queues if queue not in own]:
         fail(f"{_names(lacking)} is not here: shardctl migrate start")
+    down = {Queue(row["vhost"], row["name"]) for row in rows if row.get("state") in DOWN}
+    down_queues = [queue for queue in queues if queue in down]
+    queues = [queue for queue in queues if queue not in down]
+    if down_queues and not force:
+        fail(f"the old broker does not serve {_names(down_queues)}; --force leaves them there")
     look = _look(api, old, queues, rows)
     _check_unused(old, look, force)
     came = sum(seen.at_old for seen in look.queues.values())
@@ -374,17 +382,21 @@ def _look(
         for queue, row in rows.items()
         if "messages_ready" in row and "consumers" in row
     }
-    counts |= old.counts(
-        [queue for queue in queues if queue in rows and (is_exact or decides(queue))]
-    )
+    asked = [queue for queue in queues if queue in rows and (is_exact or decides(queue))]
+    counts |= old.counts([queue for queue in asked if rows[queue].get("state") not in DOWN])
     seen, faults = {}, {}
     for queue in queues:
         row, here = rows.get(queue, {}), own.get(queue, {})
+        if not here:
+            faults[queue] = "the queue is not here any more: call migrate start again"
+            continue
         ready, consumers = counts.get(queue, (0, 0))
         name = bridges.get(queue)
         state = states.get((queue.vhost, name), {}) if name else {}
         if name and state.get("state") != "running" and state.get("error"):
             faults[queue] = str(state["error"])
+        elif row.get("state") in DOWN:
+            faults[queue] = f"the old broker does not serve the queue ({row['state']})"
         rate = ((row.get("message_stats") or {}).get("publish_details") or {}).get("rate")
         unacked = int(row.get("messages_unacknowledged") or 0) if consumers else 0
         seen[queue] = Seen(
@@ -494,7 +506,7 @@ def _say(look: Look, steps: dict[Queue, Step], said: str, as_json: bool) -> str:
         text += f"; held: {_names(held)} (migrate status)"
     if look.faults:
         queue, fault = next(iter(look.faults.items()))
-        text += f"; {len(look.faults)} bridges do not run: {_names([queue])}: {fault}"
+        text += f"; faults: {len(look.faults)}, such as {_names([queue])}: {fault}"
     if text != said:
         print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
     return text

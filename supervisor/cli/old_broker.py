@@ -24,7 +24,7 @@ HINT = (
 # Connections of bridges have the name of their shovel, behind this word.
 BRIDGE = f"Shovel {PREFIX}"
 COLUMNS = (
-    "name,vhost,exclusive,auto_delete,arguments,type,messages,messages_ready,"
+    "name,vhost,exclusive,auto_delete,arguments,type,state,messages,messages_ready,"
     "messages_unacknowledged,consumers,"
     "message_stats.publish_details.rate"
 )
