@@ -209,11 +209,12 @@ def begin(
                 typer.echo(f"{each.kind} {_names(each.things)}: {each.why}", err=True)
         fail("nothing is changed: see migrate plan, or say --force")
     _import(api, found)
-    quiet = 0
-    said = ""
+    quiet, said, is_first = 0, "", True
     while True:
         try:
-            look = _look(api, old, found.queues, old.queues(), is_exact=False)
+            # Listed numbers may be old: those of the first look say which queues are paused.
+            look = _look(api, old, found.queues, old.queues(), is_exact=is_first)
+            is_first = False
             steps = _steps(look, any_order)
             _carry_out(api, old, look, steps)
             quiet = quiet + 1 if all(map(is_over, look.queues.values())) else 0
