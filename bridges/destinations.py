@@ -45,10 +45,19 @@ class Destination(Protocol):
     def settled(self) -> int: ...
 
     @property
+    def skipped(self) -> int:
+        """The number of messages among the settled ones that were dropped."""
+        ...
+
+    @property
     def blocked(self) -> str: ...
 
     @property
     def failure(self) -> LinkFailed | None: ...
+
+    def skip(self, numbers: list[int]) -> None:
+        """Take note of messages that were dropped: they are settled without a publish."""
+        ...
 
     def take_refused(self) -> list[int]: ...
 
@@ -68,7 +77,7 @@ class AmqpDestination:
         self.on_settled: Callable[[], None] = lambda: None
         self.connection = connection
         self._settled = Settled()
-        self._published = 0
+        self._published = self._dropped = 0
         self._confirms = False
         connection.on_method = self._heard
 
@@ -90,7 +99,11 @@ class AmqpDestination:
 
     @property
     def settled(self) -> int:
-        return int(self._settled.low) if self._confirms else self._published
+        return self._settled.low if self._confirms else self._published + self._dropped
+
+    @property
+    def skipped(self) -> int:
+        return self._settled.skipped if self._confirms else self._dropped
 
     @property
     def blocked(self) -> str:
@@ -117,6 +130,12 @@ class AmqpDestination:
         await self.connection.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
         self._confirms = True
         self.connection.batches = self._take
+
+    def skip(self, numbers: list[int]) -> None:
+        self._dropped += len(numbers)
+        if self._confirms:
+            for number in numbers:
+                self._settled.skip(number)
 
     def take_refused(self) -> list[int]:
         """Return the numbers of messages that were refused (basic.nack) since the last call."""
@@ -158,7 +177,7 @@ class HttpDestination:
         self.on_settled: Callable[[], None] = lambda: None
         self.on_failed: Callable[[LinkFailed], None] = lambda error: None
         self.on_room: Callable[[bool], None] = lambda is_full: None
-        self.settled = 0
+        self.settled = self.skipped = 0
         self.blocked = ""
         self.failure: LinkFailed | None = None
         self._url, self._shovel = url, shovel
@@ -172,6 +191,9 @@ class HttpDestination:
         self._is_full = False
         self._is_ending = False  # nothing more comes
         self._task = asyncio.create_task(self._run())
+
+    def skip(self, numbers: list[int]) -> None:
+        raise AssertionError("no shovel drops messages")
 
     def take_refused(self) -> list[int]:
         return []  # what the server refuses ends the try

@@ -6,6 +6,8 @@
             one nack for each message that the destination refuses (basic.nack)
 ```
 
+A link of exchanges drops messages that have come too far: they are acknowledged without a publish.
+
 A refused message goes back into the source's queue at once, as in RabbitMQ, and the others go on.
 The source is not read while the destination takes no more bytes, and for a while after it has
 refused something.
@@ -58,8 +60,9 @@ class Pump:
         source: Where a consumer is started after `start`.
         destination: What takes the messages.
         state: What is told of the bridge; `count` brings it up to date.
-        settled: Called with the number of messages that are settled, and how many of them were
-            refused. Returns whether these were the last that are to move.
+        settled: Called with the number of messages that are settled without those that were
+            dropped, and how many of them were refused. Returns whether these were the last that
+            are to move.
         confirm_s_max: The seconds for which the destination may confirm nothing.
     """
 
@@ -73,13 +76,14 @@ class Pump:
     ) -> None:
         self._source, self._destination = source, destination
         self._state, self._bytes_before = state, state.moved_bytes
+        self._dropped_before, self._dropped = state.dropped, 0
         self._told_settled = settled
         self._confirm_s_max = confirm_s_max
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._relay: Relay | None = None
         self._mode = Mode(confirms=True, acks=True)
         self._limit = -1
-        self._settled = 0
+        self._settled = self._skipped = 0  # messages; those of them that were dropped
         self._refused: set[int] = set()  # of the numbers above `_settled`
         # Why the source is not read: all that is to be moved has been taken, the destination takes
         # no more bytes, or it has refused what it got.
@@ -115,7 +119,7 @@ class Pump:
             await asyncio.wait([self._ended], timeout=CHECK_S)
             now = time.monotonic()
             relay.forget_edited()
-            waits = relay.published > self._settled and not self._destination.blocked
+            waits = relay.passed > self._settled and not self._destination.blocked
             if self._settled != settled or not waits:
                 settled, since = self._settled, now
             elif now - since > self._confirm_s_max:
@@ -138,7 +142,7 @@ class Pump:
             return ""  # what the server has not answered is not acknowledged
         if await destination.finish(within_s):
             return ""
-        unread = relay.published - destination.settled  # 0 if the destination confirms nothing
+        unread = relay.passed - destination.settled  # 0 if the destination confirms nothing
         lost = f", up to {unread} messages are lost" if unread else ""
         why = destination.failure or f"it had {within_s:g} s"
         return f"the destination has not read all{lost}: {why}"
@@ -147,7 +151,8 @@ class Pump:
         """Bring the numbers of the state up to date."""
         relay, state = self._relay, self._state
         if relay is not None:
-            state.pending = max(0, relay.published - self._settled)
+            state.pending = max(0, relay.passed - self._settled)
+            state.dropped = self._dropped_before + relay.dropped
             state.moved_bytes = self._bytes_before + relay.body_bytes
             state.blocked = self._destination.blocked
 
@@ -174,8 +179,12 @@ class Pump:
         at, frames = relay.feed(data, at)
         if frames:
             self._destination.write(frames, relay.published)
-            if not self._mode.confirms and not self._mode.is_http:
-                self._settle()
+        if relay.dropped != self._dropped:
+            self._dropped = relay.dropped
+            self._destination.skip(relay.take_dropped())
+            self._settle()
+        elif frames and not self._mode.confirms and not self._mode.is_http:
+            self._settle()
         if 0 <= self._limit <= relay.published and not self._is_stopped:
             self._is_stopped = True
             self._pause()
@@ -185,6 +194,10 @@ class Pump:
         """Acknowledge what the destination has, and give back what it has refused."""
         settled, refused = self._destination.settled, self._destination.take_refused()
         before, self._settled = self._settled, settled
+        dropped, self._skipped = (
+            self._destination.skipped - self._skipped,
+            self._destination.skipped,
+        )
         if settled == before and not refused:
             return
         for number in refused:
@@ -200,7 +213,7 @@ class Pump:
         self._refused -= given_back
         self._confirmed_since += settled - before - len(given_back)
         self._refused_since += len(refused)
-        if self._told_settled(settled - before, len(given_back)):
+        if self._told_settled(settled - before - dropped, len(given_back)):
             self.end(None)
         elif refused and self._resting is None:
             self._rest()

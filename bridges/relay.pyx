@@ -13,7 +13,8 @@ All numbers are big endian, and every frame is of channel 1 on both connections:
 The header and the body frames of a message are copied as they are, because the connection to the
 source has agreed on frames that are no larger than those of the destination. The source numbers its
 deliveries from 1 on, and so does the destination its publishes. Each delivery is published once and
-in order, so a message has one number on both sides.
+in order, so a message has one number on both sides. Only a link of federated exchanges drops
+deliveries. `Settled` is told of each, and counts on with the numbers of the source.
 
 `tests/reference/relay.py` has the same in plain Python.
 """
@@ -40,6 +41,7 @@ cdef enum:
     A_METHOD = 0
     A_HEADER = 1
     A_BODY = 2
+    SKIPS_KEPT = 64
     # A publish is longer than its delivery by no more than this and the two given names.
     GROWTH = 16
 
@@ -58,28 +60,35 @@ cdef class Relay:
     limit: so many messages are taken, and frames behind the last one are left; -1 for no limit.
     with_names: `edit` is also given what the delivery says of the message, as in its method frame:
         u8 1 if it was redelivered | u8 n, exchange[n] | u8 n, key[n].
+    may_drop: `edit` is also given the first of these bytes only, and may return None: the message
+        is not published then. `take_dropped` names it when it is whole.
     """
 
     cdef object exchange, key, edit
     cdef bytes last_props, last_edited, names, last_names
-    cdef bint with_names
+    cdef bint with_names, may_drop, is_dropping
+    cdef bytes method   # of `may_drop`: the publish of the message whose header comes next
+    cdef list dropped_tags
     cdef uint8_t bits
     cdef uint32_t frame_max
     cdef int expected
     cdef uint64_t body_left, limit
     cdef readonly uint64_t begun     # messages whose delivery was read: the last tag
     cdef readonly uint64_t published # messages that were published to their end
+    cdef readonly uint64_t dropped   # messages that were dropped, to their end
     cdef readonly uint64_t body_bytes
 
     def __init__(
         self, exchange, key, bint mandatory, edit, uint32_t frame_bytes_max, long long limit=-1,
-        bint with_names=False,
+        bint with_names=False, bint may_drop=False,
     ):
         for name in (exchange, key):
             if name is not None and len(<bytes?>name) > 255:
                 raise ValueError("a name has at most 255 bytes")
         self.exchange, self.key, self.edit = exchange, key, edit
-        self.with_names = with_names
+        self.with_names = with_names or may_drop
+        self.may_drop = may_drop
+        self.dropped_tags = []
         self.bits = 1 if mandatory else 0
         self.frame_max = frame_bytes_max
         self.limit = <uint64_t>limit if limit >= 0 else 0xffffffffffffffff
@@ -89,6 +98,17 @@ cdef class Relay:
     def is_between(self):
         """Whether the last message that was begun is whole."""
         return self.expected == A_METHOD
+
+    @property
+    def passed(self):
+        """Messages that were published or dropped, to their end."""
+        return self.published + self.dropped
+
+    def take_dropped(self):
+        """Return the delivery tags of the messages that were dropped since the last call."""
+        cdef list dropped = self.dropped_tags
+        self.dropped_tags = []
+        return dropped
 
     def feed(self, const uint8_t[::1] data not None, size_t at):
         """Take frames from `at` on; return (position behind the last taken one, bytes to publish).
@@ -103,6 +123,7 @@ cdef class Relay:
         cdef const uint8_t *key = NULL
         cdef uint8_t *out
         cdef uint8_t *q
+        cdef uint8_t *start
         cdef uint32_t exchange_len = 0, key_len = 0, size, channel, names, extra
         cdef uint64_t room
         cdef bytes edited
@@ -116,6 +137,8 @@ cdef class Relay:
         extra = GROWTH + exchange_len + key_len
         # A delivery has a method frame of at least 24 bytes and a header frame of at least 22.
         room = (end - at) + <uint64_t>extra * ((end - at) // 24 + 1)
+        if self.method is not None:  # of a message whose header was not there the last time
+            room += len(self.method)
         parts = []
         buffer = PyByteArray_FromStringAndSize(NULL, room)
         out = q = <uint8_t *>PyByteArray_AS_STRING(buffer)
@@ -145,6 +168,7 @@ cdef class Relay:
                     raise Fault("a method of fewer than 4 bytes")
                 if get32(p + FRAME_HEAD) != DELIVER_IDS or self.begun >= self.limit:
                     break
+                start = q
                 q = self.publish(
                     p + FRAME_HEAD, size, q, exchange, exchange_len, key, key_len, own_exchange,
                     own_key,
@@ -154,43 +178,59 @@ cdef class Relay:
                 if self.with_names:  # behind the ids, the consumer tag and the delivery tag
                     names = 5 + p[FRAME_HEAD + 4] + 8
                     self.names = PyBytes_FromStringAndSize(
-                        <const char *>p + FRAME_HEAD + names, size - names
+                        <const char *>p + FRAME_HEAD + names, 1 if self.may_drop else size - names
                     )
+                if self.may_drop:  # its header decides
+                    self.method = PyBytes_FromStringAndSize(<const char *>start, q - start)
+                    q = start
                 self.expected = A_HEADER
             elif p[0] == HEADER_FRAME:
                 if self.expected != A_HEADER or size < 14 or get16(p + FRAME_HEAD) != 60:
                     raise Fault("a content header out of order")
                 self.body_left = get64(p + FRAME_HEAD + 4)
-                self.body_bytes += self.body_left
                 if self.edit is None:
-                    memcpy(q, p, size + FRAME_OVERHEAD)
-                    q += size + FRAME_OVERHEAD
+                    edited = None
                 else:
                     edited = self.edited(p + FRAME_HEAD + 12, size - 12)
-                    if (
-                        <uint32_t>len(edited) == size - 12
-                        and memcmp(<char *>edited, p + FRAME_HEAD + 12, size - 12) == 0
-                    ):
-                        memcpy(q, p, size + FRAME_OVERHEAD)
-                        q += size + FRAME_OVERHEAD
-                    elif <uint64_t>len(edited) + 12 > self.frame_max - FRAME_OVERHEAD:
-                        raise Fault("the properties of a message do not fit into a frame")
-                    else:
-                        # What is edited may be of any size: it goes into a piece of its own.
-                        parts.append(PyBytes_FromStringAndSize(<char *>out, q - out))
-                        parts.append(_header(p + FRAME_HEAD, edited))
-                        out = q
+                    self.is_dropping = self.may_drop and edited is None
+                if self.may_drop:
+                    if not self.is_dropping:
+                        memcpy(q, <char *>self.method, len(self.method))
+                        q += len(self.method)
+                    self.method = None
+                if self.is_dropping:
+                    pass
+                elif edited is None:
+                    memcpy(q, p, size + FRAME_OVERHEAD)
+                    q += size + FRAME_OVERHEAD
+                elif (
+                    <uint32_t>len(edited) == size - 12
+                    and memcmp(<char *>edited, p + FRAME_HEAD + 12, size - 12) == 0
+                ):
+                    memcpy(q, p, size + FRAME_OVERHEAD)
+                    q += size + FRAME_OVERHEAD
+                elif <uint64_t>len(edited) + 12 > self.frame_max - FRAME_OVERHEAD:
+                    raise Fault("the properties of a message do not fit into a frame")
+                else:
+                    # What is edited may be of any size: it goes into a piece of its own.
+                    parts.append(PyBytes_FromStringAndSize(<char *>out, q - out))
+                    parts.append(_header(p + FRAME_HEAD, edited))
+                    out = q
+                if not self.is_dropping:
+                    self.body_bytes += self.body_left
                 self.expected = A_BODY if self.body_left else A_METHOD
-                self.published += self.expected == A_METHOD
+                if self.expected == A_METHOD:
+                    self.end_message()
             elif p[0] == BODY_FRAME:
                 if self.expected != A_BODY or size > self.body_left:
                     raise Fault("a body frame out of order")
-                memcpy(q, p, size + FRAME_OVERHEAD)
-                q += size + FRAME_OVERHEAD
+                if not self.is_dropping:
+                    memcpy(q, p, size + FRAME_OVERHEAD)
+                    q += size + FRAME_OVERHEAD
                 self.body_left -= size
                 if not self.body_left:
                     self.expected = A_METHOD
-                    self.published += 1
+                    self.end_message()
             else:
                 raise Fault(f"a frame of type {p[0]}")
             at += <size_t>size + FRAME_OVERHEAD
@@ -238,6 +278,13 @@ cdef class Relay:
         q[1] = FRAME_END
         return q + 2
 
+    cdef void end_message(self):
+        if self.is_dropping:
+            self.dropped += 1
+            self.dropped_tags.append(self.begun)
+        else:
+            self.published += 1
+
     cdef bytes edited(self, const uint8_t *props, uint32_t size):
         cdef bytes given = PyBytes_FromStringAndSize(<const char *>props, size)
         if self.last_props is not None and given == self.last_props:
@@ -274,15 +321,32 @@ cdef class Settled:
 
     `low`: all publishes up to this number are confirmed or refused. Those behind a gap are
     remembered until the gap closes. Their number is that of the messages in flight at most.
+
+    All numbers that are told are those of deliveries. As long as none was dropped they are those of
+    publishes too. `skipped`: so many up to `low` were dropped.
     """
 
-    cdef readonly uint64_t low
+    cdef readonly uint64_t low, skipped
     cdef set beyond
     cdef list refused
+    cdef list skips  # numbers of deliveries that were dropped, in order
+    cdef size_t skips_from  # those before this position are not above `low`
 
     def __init__(self):
         self.beyond = set()
         self.refused = []
+        self.skips = []
+
+    def skip(self, uint64_t number):
+        """Count a delivery as settled that was dropped: each one in order, before later confirms.
+
+        Raises ValueError for one that was settled or skipped before, or out of order.
+        """
+        if number <= self.low or (self.skips and number <= <uint64_t>self.skips[len(self.skips) - 1]):
+            raise ValueError("a delivery is dropped once and in order")
+        self.skips.append(number)
+        self.beyond.add(number)
+        self.close_gap()
 
     def take_refused(self):
         """Return the numbers of the publishes that were refused since the last call."""
@@ -321,6 +385,8 @@ cdef class Settled:
                 raise Fault(f"a confirm of publish {tag}, of {published}")
             if tag == 0:
                 tag = published
+            if self.skipped or self.skips:
+                tag = self.delivery(tag)
             if ids == NACK_IDS:
                 self.refuse(self.low + 1 if p[19] & 1 else tag, tag)
             if p[19] & 1:
@@ -332,11 +398,40 @@ cdef class Settled:
                 self.low = tag
             elif tag > self.low:
                 self.beyond.add(tag)
-            while self.beyond and self.low + 1 in self.beyond:
-                self.low += 1
-                self.beyond.discard(self.low)
+            if self.beyond or self.skips:
+                self.close_gap()
             at += 21
         return at
+
+    cdef close_gap(self):
+        """Move `low` behind all that is settled without a gap."""
+        while self.beyond and self.low + 1 in self.beyond:
+            self.low += 1
+            self.beyond.discard(self.low)
+        while self.skips_from < <size_t>len(self.skips):
+            if <uint64_t>self.skips[self.skips_from] > self.low:
+                break
+            self.skips_from += 1
+            self.skipped += 1
+        if self.skips_from > SKIPS_KEPT and 2 * self.skips_from > <size_t>len(self.skips):
+            del self.skips[:self.skips_from]
+            self.skips_from = 0
+
+    cdef uint64_t delivery(self, uint64_t publish):
+        """Return the number of the delivery that was published as this number.
+
+        A publish that was settled before may get the number of another settled one.
+        """
+        cdef uint64_t number = publish + self.skipped
+        cdef size_t left = self.skips_from, right = len(self.skips), middle
+        # The dropped ones before it are found by halves: the i-th one has as many others before it.
+        while left < right:
+            middle = (left + right) // 2
+            if <uint64_t>self.skips[middle] <= number + (middle - self.skips_from):
+                left = middle + 1
+            else:
+                right = middle
+        return number + (left - self.skips_from)
 
     cdef refuse(self, uint64_t first, uint64_t last):
         """Note a nack of these publishes. Those that were confirmed before stay confirmed."""

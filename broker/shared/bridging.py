@@ -74,6 +74,7 @@ class BridgeState(msgspec.Struct, kw_only=True):
     retry_in_s: so long after `since` the next try begins; 0 if none waits.
     moved: messages that the destination has taken since the process started.
     refused: messages that the destination has refused, each time that it has.
+    dropped: messages that have come too far, and were taken from the source without a publish.
     pending: messages taken from the source and not yet settled there.
     is_done: it has moved what `src-delete-after` asks for, and its parameter is to be deleted.
     pulls: of a link of queues, it has a consumer at the upstream.
@@ -91,6 +92,7 @@ class BridgeState(msgspec.Struct, kw_only=True):
     moved: int = 0
     moved_bytes: int = 0
     refused: int = 0
+    dropped: int = 0
     pending: int = 0
     failures: int = 0
     blocked: str = ""

@@ -213,7 +213,7 @@ async def test_a_source_is_read_after_pauses_while_its_destination_refuses(
     paused: list[bool] = []
     given_back: list[int] = []
     source = SimpleNamespace(pause=paused.append, send=lambda method: None)
-    destination = SimpleNamespace(settled=0, take_refused=lambda: given_back)
+    destination = SimpleNamespace(settled=0, skipped=0, take_refused=lambda: given_back)
     attempt = pump.Pump(
         source,
         destination,

@@ -47,6 +47,13 @@ def edit_by_names(props: bytes, names: bytes) -> bytes:
     return b"\x20\0" + struct.pack(">I", len(names)) + names if props == b"\0\0" else props
 
 
+def edit_or_drop(props: bytes, told: bytes) -> bytes | None:
+    """Drop a kind of messages, and edit another one unless it was redelivered."""
+    if props.startswith(b"\x80"):
+        return None
+    return b"\x20\0\0\0\0\0" if props == b"\0\0" and told == b"\0" else props
+
+
 def test_any_deliveries_cut_anywhere_are_the_publishes_of_the_reference(
     pytestconfig: pytest.Config,
 ) -> None:
@@ -62,19 +69,26 @@ def test_any_deliveries_cut_anywhere_are_the_publishes_of_the_reference(
         )  # fmt: skip
         limit = chance.choice([-1, -1, 0, 3])
         with_names = chance.random() < 0.5
-        if with_names and given[3] is not None:
+        may_drop = chance.random() < 0.3
+        if may_drop:
+            given = (*given[:3], edit_or_drop)
+        elif with_names and given[3] is not None:
             given = (*given[:3], edit_by_names)
-        relay = Relay(*given, FRAME_MAX, limit, with_names)
-        unread, out, taken = b"", b"", 0
+        relay = Relay(*given, FRAME_MAX, limit, with_names, may_drop)
+        unread, out, taken, dropped = b"", b"", 0, []
         while taken < len(data):
             more = data[taken : taken + chance.choice([1, 7, 100, 10_000])]
             taken += len(more)
             unread += more
             at, made = relay.feed(unread, 0)
             out, unread = out + made, unread[at:]
-        at, expected, published = reference.relayed(data, *given, limit, with_names)
+            if chance.random() < 0.5:
+                dropped += relay.take_dropped()
+        at, expected, published, of = reference.relayed(data, *given, limit, with_names, may_drop)
         assert (out, len(data) - len(unread)) == (expected, at), history
-        assert relay.published == published and relay.begun == published
+        assert (relay.published, relay.dropped) == (published, len(of))
+        assert relay.passed == relay.begun == published + len(of)
+        assert dropped + relay.take_dropped() == of and relay.take_dropped() == []
 
 
 @pytest.mark.parametrize(
@@ -106,9 +120,10 @@ def test_no_bytes_are_read_or_written_outside(pytestconfig: pytest.Config) -> No
         for _ in range(chance.randrange(1, 5)):
             if data:
                 data[chance.randrange(len(data))] = chance.randrange(256)
-        by_names = chance.random() < 0.5
-        edits = edit_by_names if by_names else edit
-        relay, confirms = Relay(None, b"k", True, edits, FRAME_MAX, -1, by_names), Settled()
+        by_names, drops = chance.random() < 0.5, chance.random() < 0.3
+        edits = edit_or_drop if drops else edit_by_names if by_names else edit
+        relay = Relay(None, b"k", True, edits, FRAME_MAX, -1, by_names, drops)
+        confirms = Settled()
         with contextlib.suppress(Fault):
             relay.feed(bytes(data), 0)
         with contextlib.suppress(Fault):
@@ -124,21 +139,37 @@ def test_confirms_and_nacks_in_any_order_are_settled_up_to_the_first_gap(
 ) -> None:
     for history in range(HISTORIES):
         chance = random.Random(pytestconfig.option.seed + history)
-        published = chance.randrange(1, 30)
-        confirms = []
-        for _ in range(chance.randrange(40)):
-            multiple = chance.random() < 0.1
-            tag = chance.randrange(0 if multiple else 1, published + 1)
-            confirms.append((tag, multiple, chance.random() < 0.2))
-        data = b"".join(confirm(*each) for each in confirms)
-        settled = Settled()
-        cut = chance.randrange(len(data) + 1)
-        at = settled.feed(data[:cut], 0, published)
-        refused = settled.take_refused()
-        assert settled.feed(data[at:], 0, published) == len(data) - at
-        refused += settled.take_refused()
-        assert (settled.low, refused) == reference.settled(confirms, published), history
-        assert settled.take_refused() == []
+        kept = chance.choice([1.0, 1.0, 0.7, 0.1])
+        deliveries = [chance.random() < kept for _ in range(chance.choice([1, 30, 200]))]
+        confirms, seen, settled, refused = [], 0, Settled(), []
+        for number, is_published in enumerate(deliveries, 1):
+            if not is_published:
+                settled.skip(number)
+            seen, data = seen + is_published, b""
+            while seen and chance.random() < 0.5:
+                multiple = chance.random() < 0.1
+                tag = chance.randrange(0 if multiple else 1, seen + 1)
+                if chance.random() < 0.5:
+                    tag = max(tag, seen - 5)
+                confirms.append((tag or seen, multiple, chance.random() < 0.2))
+                data += confirm(tag, *confirms[-1][1:])
+            at = settled.feed(data[: chance.randrange(len(data) + 1)], 0, seen)
+            assert settled.feed(data, at, seen) == len(data)
+            if chance.random() < 0.2 or number == len(deliveries):
+                refused += settled.take_refused()
+                expected = reference.settled(confirms, deliveries[:number])
+                assert (settled.low, refused, settled.skipped) == expected, (history, number)
+                assert settled.take_refused() == []
+
+
+def test_a_delivery_is_dropped_once_and_in_order() -> None:
+    settled = Settled()
+    settled.skip(1)
+    settled.skip(4)
+    assert (settled.low, settled.skipped) == (1, 1)
+    for number in (0, 1, 3, 4):
+        with pytest.raises(ValueError):
+            settled.skip(number)
 
 
 @pytest.mark.parametrize("is_nack", [False, True])
