@@ -1,0 +1,125 @@
+"""The bindings that a link of federated exchanges makes at its upstream.
+
+A message of the upstream exchange is wanted here if a binding of the exchange here would take it.
+So each pair of a routing key and arguments is bound once at the upstream, to the internal exchange
+of the link, however many queues here have it:
+
+```
+   upstream broker                                this broker
+   exchange --- key, arguments ---> internal      exchange --- key, arguments ---> queues
+        ^       x-bound-from          |               ^
+        |                             +-----queue-----+ link
+        +--- bound from here
+```
+
+The argument `x-bound-from` says which exchanges a binding came through, the last one first. A
+broker between two others passes such bindings on, so that messages find their way over several
+links. Each entry counts down how many more links may pass the binding on, and a binding goes to no
+broker that it has been to. The names and rules are those of RabbitMQ's federation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from shardmq.broker.amqp.methods import decode_table, encode_table
+from shardmq.broker.model.changes import BindingPut
+
+BOUND_FROM: Final = "x-bound-from"
+CLUSTER, VHOST, EXCHANGE, HOPS = "cluster-name", "vhost", "exchange", "hops"
+# Of one exchange; a link of one that has more fails.
+BINDINGS_MAX: Final = 100_000
+BYTES_MAX: Final = 32 << 20
+
+
+class Binding(msgspec.Struct, frozen=True, array_like=True):
+    """A routing key and arguments, as the table that AMQP writes, with its length before it."""
+
+    key: str
+    arguments: bytes
+
+
+class Place(NamedTuple):
+    """The exchange here, as its bindings at the upstream name it.
+
+    suffix: of the internal exchange that they lead to, A or B. The next broker then sees the
+        bindings to the one as others than those to the other, and none is missing in between.
+    """
+
+    cluster: str
+    vhost: str
+    exchange: str
+    suffix: str
+
+
+def wanted(bindings: Iterable[BindingPut]) -> list[Binding] | None:
+    """Return each pair of key and arguments once, in order; None if there are too many of them."""
+    found: set[Binding] = set()
+    size = 0
+    for put in bindings:
+        arguments = encode_table(dict(sorted(put.arguments.items())))
+        binding = Binding(put.routing_key, arguments)
+        if binding not in found:
+            found.add(binding)
+            size += len(binding.key) + len(arguments)
+            if len(found) > BINDINGS_MAX or size > BYTES_MAX:
+                return None
+    return sorted(found, key=lambda binding: (binding.key, binding.arguments))
+
+
+def at_upstream(
+    bindings: Iterable[Binding], here: Place, upstream: tuple[str | None, str], max_hops: int
+) -> Iterator[Binding]:
+    """Yield what is to be bound at an upstream.
+
+    Args:
+        bindings: Those of the exchange here.
+        here: The exchange here.
+        upstream: The cluster name of the upstream, if it tells one, and the vhost there.
+        max_hops: That of the link.
+    """
+    made: dict[bytes, bytes | None] = {}
+    for binding in bindings:
+        if binding.arguments not in made:
+            made[binding.arguments] = _arguments(binding.arguments, here, upstream, max_hops)
+        arguments = made[binding.arguments]
+        if arguments is not None:
+            yield Binding(binding.key, arguments)
+
+
+def _arguments(
+    given: bytes, here: Place, upstream: tuple[str | None, str], max_hops: int
+) -> bytes | None:
+    """Return the arguments at the upstream; None if the binding goes no further."""
+    arguments = decode_table(given)
+    before = arguments.get(BOUND_FROM, [])
+    hops = max_hops
+    if BOUND_FROM in arguments:
+        hops = min(_hops_left(before), max_hops)
+    if hops < 1 or not isinstance(before, list) or _has_been(before, upstream):
+        return None
+    entry = {
+        CLUSTER: here.cluster,
+        VHOST: here.vhost,
+        EXCHANGE: f"{here.vhost}:{here.exchange} {here.suffix}",
+        HOPS: hops,
+    }
+    return encode_table({**arguments, BOUND_FROM: [entry, *before]})
+
+
+def _hops_left(before: Any) -> int:
+    """Return how many links a binding may still pass; 0 if its argument says nothing of use."""
+    last = before[0] if isinstance(before, list) and before else None
+    hops = last.get(HOPS) if isinstance(last, dict) else None
+    return hops - 1 if isinstance(hops, int) else 0
+
+
+def _has_been(before: list[Any], upstream: tuple[str | None, str]) -> bool:
+    return any(
+        isinstance(entry, dict) and (entry.get(CLUSTER), entry.get(VHOST)) == upstream
+        for entry in before
+        if upstream[0] is not None
+    )
