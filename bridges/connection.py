@@ -26,7 +26,7 @@ from shardmq.bridges.errors import ChannelClosed, LinkFailed, PeerSilent
 from shardmq.bridges.relay import Fault
 from shardmq.bridges.tls import context_of
 from shardmq.broker.amqp.errors import ConnectionException
-from shardmq.broker.amqp.methods import decode_method, encode_method, encode_table
+from shardmq.broker.amqp.methods import decode_method, encode_method, encode_table, unchecked
 from shardmq.broker.amqp.spec import (
     BODY_FRAME,
     FRAME_BYTES_MIN,
@@ -133,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
             _frame(0, commands.Connection.TuneOk(max(1, channels), most, heartbeat)),
         )
         self.frame_bytes_max = most
-        opening = _frame(0, commands.Connection.Open(virtual_host=self._uri.vhost))
+        opening = _frame(0, unchecked(commands.Connection.Open, virtual_host=self._uri.vhost))
         await self._wait_for(commands.Connection.OpenOk, opening)
         await self.open_channel()
         self._heartbeat_s = float(heartbeat)

@@ -21,6 +21,7 @@ from shardmq.bridges.connection import Connection
 from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.relay import Settled
 from shardmq.broker.amqp import properties
+from shardmq.broker.amqp.methods import unchecked
 from shardmq.broker.model.amqp_uri import without_credentials
 from shardmq.broker.model.shovels import Shovel
 
@@ -120,7 +121,9 @@ class AmqpDestination:
                 self.connection, shovel.dest_queue, shovel.dest_queue_args, shovel.dest_predeclared
             )
         elif shovel.dest_exchange:
-            passive = commands.Exchange.Declare(exchange=shovel.dest_exchange, passive=True)
+            passive = unchecked(
+                commands.Exchange.Declare, exchange=shovel.dest_exchange, passive=True
+            )
             await self.connection.call(passive, commands.Exchange.DeclareOk)
         if shovel.ack_mode == "on-confirm":
             await self.confirm()
@@ -315,13 +318,17 @@ async def ensure_queue(
 
     Raises LinkFailed, also if it is not there and `predeclared` says that it should be.
     """
-    passive = commands.Queue.Declare(queue=queue, passive=True)
+    passive = unchecked(commands.Queue.Declare, queue=queue, passive=True)
     if predeclared:
         return int((await connection.call(passive, commands.Queue.DeclareOk)).message_count or 0)
     found = await connection.call_or_reopen(passive, commands.Queue.DeclareOk)
     if found is None:
-        declare = commands.Queue.Declare(
-            queue=queue, durable=durable, auto_delete=auto_delete, arguments=arguments
+        declare = unchecked(
+            commands.Queue.Declare,
+            queue=queue,
+            durable=durable,
+            auto_delete=auto_delete,
+            arguments=arguments,
         )
         found = await connection.call(declare, commands.Queue.DeclareOk)
     return int(found.message_count or 0)

@@ -31,6 +31,7 @@ from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.pump import CONFIRM_S_MAX, FLUSH_S_AT_STOP, Mode, Pump
 from shardmq.bridges.relay import Relay
 from shardmq.bridges.tries import DELAY_S_MIN, Tries
+from shardmq.broker.amqp.methods import unchecked
 from shardmq.broker.model import amqp_uri
 from shardmq.broker.model.federation import QueueLink
 from shardmq.broker.model.shovels import PREFETCH
@@ -191,7 +192,7 @@ class QueueLinkRunner:
 
     async def _is_empty(self, downstream: Connection) -> bool:
         """Return whether no message is ready in the queue here."""
-        passive = commands.Queue.Declare(queue=self._link.queue, passive=True)
+        passive = unchecked(commands.Queue.Declare, queue=self._link.queue, passive=True)
         found = await downstream.call(passive, commands.Queue.DeclareOk)
         return not found.message_count
 
@@ -199,7 +200,8 @@ class QueueLinkRunner:
         """Begin or cancel the consumer, without an answer, which might come behind messages."""
         link = self._link
         if consumes:
-            method: commands.Basic.Consume | commands.Basic.Cancel = commands.Basic.Consume(
+            method: commands.Basic.Consume | commands.Basic.Cancel = unchecked(
+                commands.Basic.Consume,
                 queue=link.upstream_queue,
                 consumer_tag=link.consumer_tag,
                 no_ack=link.ack_mode == "no-ack",
@@ -207,7 +209,7 @@ class QueueLinkRunner:
                 arguments={"x-priority": PRIORITY},
             )
         else:
-            method = commands.Basic.Cancel(consumer_tag=link.consumer_tag, nowait=True)
+            method = unchecked(commands.Basic.Cancel, consumer_tag=link.consumer_tag, nowait=True)
         upstream.send(method)
         self.state.pulls = consumes
         self._tries.tell()

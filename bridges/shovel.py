@@ -27,6 +27,7 @@ from shardmq.bridges.errors import LinkFailed, PeerSilent, Unread
 from shardmq.bridges.pump import CONFIRM_S_MAX, FLUSH_S_AT_STOP, FLUSH_S_MAX, Mode, Pump
 from shardmq.bridges.relay import Relay
 from shardmq.bridges.tries import Tries
+from shardmq.broker.amqp.methods import unchecked
 from shardmq.broker.model import amqp_uri
 from shardmq.broker.model.shovels import WHOLE_QUEUE, Shovel
 from shardmq.broker.shared.bridging import RUNNING, BridgeState, Order, key_of
@@ -165,7 +166,8 @@ class ShovelRunner:
             qos = commands.Basic.Qos(prefetch_count=prefetch)
             await source.call(qos, commands.Basic.QosOk)
         await source.call(
-            commands.Basic.Consume(
+            unchecked(
+                commands.Basic.Consume,
                 queue=queue,
                 consumer_tag=CONSUMER_TAG,
                 no_ack=not mode.acks,
@@ -197,8 +199,11 @@ class ShovelRunner:
         declare = commands.Queue.Declare(exclusive=True, arguments=shovel.src_queue_args)
         made = await source.call(declare, commands.Queue.DeclareOk)
         queue = str(made.queue)
-        bind = commands.Queue.Bind(
-            queue=queue, exchange=shovel.src_exchange, routing_key=shovel.src_exchange_key
+        bind = unchecked(
+            commands.Queue.Bind,
+            queue=queue,
+            exchange=shovel.src_exchange,
+            routing_key=shovel.src_exchange_key,
         )
         await source.call(bind, commands.Queue.BindOk)
         return queue, 0

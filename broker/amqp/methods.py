@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from decimal import Context, Decimal
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import pamqp.decode
 import pamqp.encode
@@ -27,6 +27,7 @@ from pamqp import base, commands
 from shardmq.broker.amqp.errors import ConnectionException
 from shardmq.broker.amqp.spec import COMMAND_INVALID, FRAME_ERROR, SYNTAX_ERROR, TABLE_DEPTH_MAX
 
+M = TypeVar("M", bound=base.Frame)
 Value = Any  # value of a field: bool, int, float, str, bytes, None, datetime, Decimal, list, dict
 
 
@@ -134,6 +135,19 @@ def decode_start_ok(payload: bytes) -> SaidAtStart:
         index = commands.Connection.StartOk.index
         raise ConnectionException(error.code, error.text, index >> 16, index & 0xFFFF) from None
     return said
+
+
+def unchecked(kind: type[M], **fields: Value) -> M:
+    """Return a method with these fields, and the defaults of pamqp for the others.
+
+    pamqp's own constructors refuse names of queues, exchanges and vhosts that brokers take, such as
+    those with `>` or letters outside of ASCII. A table may be given as its bytes.
+    """
+    method = kind()
+    for name, value in fields.items():
+        getattr(method, name)  # a method takes any attribute, also a misspelt one
+        setattr(method, name, value)
+    return method
 
 
 def encode_method(method: base.Frame) -> bytes:
@@ -428,7 +442,7 @@ _FIELD_READERS: Final[dict[str, Callable[[_Reader], Value] | None]] = {
 _FIELD_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
     "shortstr": _short_string,
     "longstr": _long_string,
-    "table": lambda value: encode_table(value or {}),
+    "table": lambda value: value if isinstance(value, bytes) else encode_table(value or {}),
     "octet": _U8.pack,
     "short": _U16.pack,
     "long": _U32.pack,

@@ -75,7 +75,7 @@ def wait_for_error(broker: RealBroker, name: str, text: str) -> dict[str, Any]:
 def federate(broker: RealBroker, name: str, vhost: str = "/", /, **value: Any) -> None:
     """Set an upstream and a policy named as their queue; `_` in names of keys stands for `-`."""
     value = {"reconnect-delay": 0.2} | {key.replace("_", "-"): item for key, item in value.items()}
-    place = f"{quote(vhost, safe='')}/{name}"
+    place = f"{quote(vhost, safe='')}/{quote(name, safe='')}"
     policy = {
         "pattern": f"^{name}$",
         "definition": {"federation-upstream": name},
