@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar, cast
 
 from pamqp import base, commands
 
-from shardmq.bridges.errors import ChannelClosed, LinkFailed, PeerSilent
+from shardmq.bridges.errors import ChannelClosed, ConnectionClosed, LinkFailed, PeerSilent
 from shardmq.bridges.relay import Fault
 from shardmq.bridges.tls import context_of
 from shardmq.broker.amqp.errors import ConnectionException
@@ -81,6 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self.frame_bytes_max = FRAME_BYTES_MAX
         self.is_own = False  # the peer is a broker like this one
         self.capabilities: frozenset[str] = frozenset()  # of the peer
+        self.cluster_name: str | None = None  # of the peer, if it tells one
         self.blocked = ""  # the reason for which the peer takes no publishes
         self.batches: Batches | None = None
         self.keeps_deliveries = False  # `batches` takes those that come before it is asked
@@ -89,7 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         self.on_room: Callable[[bool], None] = lambda is_full: None
         self.is_full = False
         self.failure: LinkFailed | None = None
-        self._uri, self._name = uri, name
+        self.uri, self._name = uri, name
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._unread = b""
@@ -107,6 +108,8 @@ class Connection(asyncio.BufferedProtocol):
         start = await self._wait_for(commands.Connection.Start, PROTOCOL_HEADER)
         told = start.server_properties or {}
         self.is_own = "shardmq_version" in told
+        name = told.get("cluster_name")
+        self.cluster_name = name if isinstance(name, str) else None
         can = told.get("capabilities")
         self.capabilities = frozenset(
             name for name, does in (can.items() if isinstance(can, dict) else ()) if does is True
@@ -126,14 +129,14 @@ class Connection(asyncio.BufferedProtocol):
         most = min(tune.frame_max or frame_bytes_max, frame_bytes_max)
         if most < FRAME_BYTES_MIN:
             raise LinkFailed(f"the peer wants frames of {most} bytes at most")
-        offered = [each for each in (tune.heartbeat, self._uri.heartbeat_s) if each]
-        heartbeat = min(offered, default=0) if self._uri.heartbeat_s else 0
-        channels = min(tune.channel_max or 65_535, self._uri.channel_max or 65_535)
+        offered = [each for each in (tune.heartbeat, self.uri.heartbeat_s) if each]
+        heartbeat = min(offered, default=0) if self.uri.heartbeat_s else 0
+        channels = min(tune.channel_max or 65_535, self.uri.channel_max or 65_535)
         self._write(
             _frame(0, commands.Connection.TuneOk(max(1, channels), most, heartbeat)),
         )
         self.frame_bytes_max = most
-        opening = _frame(0, unchecked(commands.Connection.Open, virtual_host=self._uri.vhost))
+        opening = _frame(0, unchecked(commands.Connection.Open, virtual_host=self.uri.vhost))
         await self._wait_for(commands.Connection.OpenOk, opening)
         await self.open_channel()
         self._heartbeat_s = float(heartbeat)
@@ -310,7 +313,8 @@ class Connection(asyncio.BufferedProtocol):
         match method:
             case commands.Connection.Close():
                 self._write(_frame(0, commands.Connection.CloseOk()))
-                raise LinkFailed(_said(method.reply_code, method.reply_text))
+                said = _said(method.reply_code, method.reply_text)
+                raise ConnectionClosed(int(method.reply_code or 0), said)
             case commands.Connection.Blocked():
                 self.blocked = str(method.reason or "?")[:TEXT_CHARS_MAX]
                 return
@@ -377,7 +381,7 @@ class Connection(asyncio.BufferedProtocol):
             self.on_failed(error)
 
     def _login(self, mechanisms: str) -> tuple[str, str]:
-        uri = self._uri
+        uri = self.uri
         if uri.is_here:  # it asks no password at the socket that only its own user can reach
             return DIRECT, uri.user or INTERNAL_USER
         mechanism = uri.mechanism.upper()

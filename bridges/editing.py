@@ -21,7 +21,7 @@ from shardmq.broker.amqp.properties import (
     with_properties,
 )
 from shardmq.broker.model.amqp_uri import without_credentials
-from shardmq.broker.model.federation import QueueLink
+from shardmq.broker.model.federation import ExchangeLink, QueueLink
 from shardmq.broker.model.shovels import Shovel
 
 FORWARDED: Final = b"x-shovelled"
@@ -112,6 +112,52 @@ def received_from(link: QueueLink, uri: str) -> Callable[[bytes, bytes], bytes]:
         headers[RECEIVED_FROM] = _encoded([entry, *others])
         if CC in headers:
             headers[ORIGINAL_CC] = headers.pop(CC)
+        return with_entries(props, headers)
+
+    return edit
+
+
+def forwarded_by(
+    link: ExchangeLink, uri: str, here: str, upstream: tuple[str | None, str]
+) -> Callable[[bytes, bytes], bytes | None]:
+    """Return the function that edits properties of messages that come by a link of exchanges.
+
+    The function also takes whether a message was redelivered, as `Relay` has it. The header
+    `x-received-from` gets an entry for the upstream in front. A message that came through as many
+    links as `max_hops` says, or through this broker, is dropped: the function returns None. The
+    upstream does so itself if it knows the exchange type `x-federation-upstream`.
+
+    Args:
+        link: The link.
+        uri: The URI of the upstream in use.
+        here: The name of this broker.
+        upstream: The name of the upstream broker, if it tells one, and the vhost there.
+    """
+    place: dict[str, Any] = {
+        "uri": without_credentials(uri),
+        "exchange": link.upstream_exchange,
+        "redelivered": False,
+        "cluster-name": upstream[0],
+        "vhost": upstream[1],
+    }
+    if upstream[0] is None:
+        del place["cluster-name"]
+    own = {"cluster-name": here, "vhost": link.vhost}
+
+    def edit(props: bytes, told: bytes) -> bytes | None:
+        headers = entries(headers_inside(props))
+        given = headers.get(RECEIVED_FROM)
+        before = _list(given)
+        if (given is not None and len(before) >= link.max_hops) or any(
+            _is_at(each, own) for each in before
+        ):
+            return None
+        if not link.trust_user_id:
+            props = with_properties(props, {"user_id": None})
+        for name in PRODUCER_HEADERS:
+            headers.pop(name, None)
+        entry = {**place, "redelivered": told[0] & 1 == 1}
+        headers[RECEIVED_FROM] = _encoded([entry, *before])
         return with_entries(props, headers)
 
     return edit

@@ -19,6 +19,14 @@ class ChannelClosed(LinkFailed):
         self.code = code
 
 
+class ConnectionClosed(LinkFailed):
+    """A peer closed the connection, with AMQP's reply code and text."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class Unread(LinkFailed):
     """The source has forgotten all that was to move, and the destination has not read all of it.
 

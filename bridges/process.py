@@ -17,11 +17,13 @@ from typing import Final
 import msgspec
 
 from shardmq.bridges.config import BridgesConfig, read
+from shardmq.bridges.exchange_link import ExchangeLinkRunner
 from shardmq.bridges.queue_link import QueueLinkRunner
 from shardmq.bridges.shovel import ShovelRunner
-from shardmq.broker.model.federation import QueueLink
+from shardmq.broker.model.federation import ExchangeLink, QueueLink
 from shardmq.broker.shared.bridging import (
     LINE_BYTES_MAX,
+    Bindings,
     Key,
     Order,
     Pull,
@@ -43,6 +45,9 @@ STOP_S_MAX: Final[float] = 3.0
 log = logging.getLogger("bridges")
 
 
+Runner = ShovelRunner | QueueLinkRunner | ExchangeLinkRunner
+
+
 def _same(protocol: asyncio.StreamReaderProtocol) -> asyncio.StreamReaderProtocol:
     return protocol
 
@@ -52,9 +57,11 @@ class Bridges:
 
     def __init__(self, config: BridgesConfig) -> None:
         self._config = config
-        self._runners: dict[Key, ShovelRunner | QueueLinkRunner] = {}
+        self._runners: dict[Key, Runner] = {}
+        self._bindings: dict[tuple[str, str], Bindings] = {}  # by vhost and exchange
         self._pulling: frozenset[Key] = frozenset()
         self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._ending: dict[Key, asyncio.Task[None]] = {}  # stopped, and not done in time
         self._writer: asyncio.StreamWriter | None = None
         self._news = asyncio.Event()
         self._told = b""
@@ -83,7 +90,7 @@ class Bridges:
             loop.remove_reader(lifeline)
         for task in tasks:
             task.cancel()
-        await self._run([], "")
+        await self._stop_all()
         return 0
 
     # -- the controller ----------------------------------------------------------------------------
@@ -110,12 +117,14 @@ class Bridges:
         self._writer, self._told, self._alone_since = writer, b"", None
         try:
             while text := await reader.readline():
-                told = msgspec.json.decode(text, type=Run | Pull)
+                told = msgspec.json.decode(text, type=Run | Pull | Bindings)
                 if isinstance(told, Pull):
                     self._pull(frozenset(told.keys))
-                    continue
-                await self._run(told.bridges, told.cluster)
-                self._news.set()
+                elif isinstance(told, Bindings):
+                    self._bind(told)
+                else:
+                    await self._run(told.bridges, told.cluster)
+                    self._news.set()
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             log.warning("the connection to the controller ended: %s", error)
         finally:
@@ -128,24 +137,59 @@ class Bridges:
         """Stop what is not to run any more, or not so, and start what is new."""
         wanted = {key_of(order.bridge): order for order in orders}
         stopped = []
-        for key, runner in list(self._runners.items()):
-            if wanted.get(key) != runner.order:
-                del self._runners[key]
-                stopped.append(self._tasks.pop(key))
-        for task in stopped:
-            task.cancel()
-        if stopped:
-            await asyncio.wait(stopped, timeout=STOP_S_MAX)
+        for key, runner in self._runners.items():
+            order = wanted.get(key)
+            if isinstance(runner, ExchangeLinkRunner) and (
+                order is None or not runner.goes_on_as(order, cluster)
+            ):
+                runner.leaves = True
+                stopped.append(key)
+            elif order != runner.order:
+                stopped.append(key)
+        await self._stop_runners(stopped)
+        exchanges = {
+            (order.bridge.vhost, order.bridge.exchange)
+            for order in orders
+            if isinstance(order.bridge, ExchangeLink)
+        }
+        self._bindings = {key: told for key, told in self._bindings.items() if key in exchanges}
         for key, order in wanted.items():
             if key not in self._runners:
                 runner = self._runners[key] = self._runner(order, cluster)
-                self._tasks[key] = asyncio.create_task(runner.run())
+                self._tasks[key] = asyncio.create_task(self._run_after(key, runner))
         # One that is gone and comes back waits until it is told again to take messages.
         self._pulling = frozenset(self._pulling & wanted.keys())
         now = asyncio.get_running_loop().time()
         self._idle_since = None if self._runners else self._idle_since or now
 
-    def _runner(self, order: Order, cluster: str) -> ShovelRunner | QueueLinkRunner:
+    async def _run_after(self, key: Key, runner: Runner) -> None:
+        """Run a bridge when the one before it has left what both have at their ends."""
+        if (before := self._ending.get(key)) is not None:
+            await asyncio.wait([before])
+        await runner.run()
+
+    async def _stop_all(self) -> None:
+        """Stop all, and leave at the upstreams what keeps messages for the next start."""
+        await self._stop_runners(list(self._runners))
+
+    async def _stop_runners(self, keys: list[Key]) -> None:
+        tasks = {key: self._tasks.pop(key) for key in keys}
+        for key, task in tasks.items():
+            del self._runners[key]
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=STOP_S_MAX)
+        self._ending = {
+            key: task for key, task in (self._ending | tasks).items() if not task.done()
+        }
+
+    def _runner(self, order: Order, cluster: str) -> Runner:
+        if isinstance(order.bridge, ExchangeLink):
+            runner = ExchangeLinkRunner(order, cluster, self._door_paths, self._news.set)
+            told = self._bindings.get((order.bridge.vhost, order.bridge.exchange))
+            if told is not None:
+                runner.bind(told.bindings)
+            return runner
         if isinstance(order.bridge, QueueLink):
             link = QueueLinkRunner(order, self._door_paths, self._news.set)
             link.pull(key_of(order.bridge) in self._pulling)
@@ -159,6 +203,13 @@ class Bridges:
             runner = self._runners.get(key)
             if isinstance(runner, QueueLinkRunner):
                 runner.pull(key in keys)
+
+    def _bind(self, told: Bindings) -> None:
+        """Let the links of an exchange make its bindings at their upstreams."""
+        self._bindings[told.vhost, told.exchange] = told
+        for runner in self._runners.values():
+            if isinstance(runner, ExchangeLinkRunner) and runner.is_of(told):
+                runner.bind(told.bindings)
 
     def _door_paths(self) -> list[str]:
         """Return the sockets of the front doors of this host, another one first each time."""
@@ -196,7 +247,8 @@ class Bridges:
             notify.watchdog()
             now = loop.time()
             if self._alone_since is not None and now - self._alone_since > WITHOUT_CONTROLLER_S:
-                await self._run([], "")
+                await self._stop_all()
+                self._idle_since = self._idle_since or now
             if self._idle_since is not None and now - self._idle_since > IDLE_S:
                 self._stop.set()
             await asyncio.sleep(WATCHDOG_S)

@@ -342,7 +342,8 @@ cdef class Settled:
 
         Raises ValueError for one that was settled or skipped before, or out of order.
         """
-        if number <= self.low or (self.skips and number <= <uint64_t>self.skips[len(self.skips) - 1]):
+        cdef uint64_t last = self.skips[len(self.skips) - 1] if self.skips else 0
+        if number <= self.low or number <= last:
             raise ValueError("a delivery is dropped once and in order")
         self.skips.append(number)
         self.beyond.add(number)

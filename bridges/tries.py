@@ -156,7 +156,7 @@ class Tries:
             at = (self.at[end] + step) % len(uris)
             shown = amqp_uri.without_credentials(uris[at])
             try:
-                connection = await self._open(amqp_uri.parse(uris[at], vhost), frame_bytes_max)
+                connection = await self.open(amqp_uri.parse(uris[at], vhost), frame_bytes_max)
             except LinkFailed as failed:
                 errors.append(f"{shown}: {failed}")
                 continue
@@ -166,7 +166,10 @@ class Tries:
         what = "source" if end == "src" else "destination"
         raise LinkFailed(f"{what} {'; '.join(errors)}"[:1000])
 
-    async def _open(self, uri: amqp_uri.AmqpUri, frame_bytes_max: int) -> Connection:
+    async def open(
+        self, uri: amqp_uri.AmqpUri, frame_bytes_max: int = FRAME_BYTES_MAX
+    ) -> Connection:
+        """Connect to one broker. Raises LinkFailed."""
         doors = self._doors() if uri.is_here else [""]
         error = LinkFailed("no front door is there")
         opening = _opening.setdefault((uri.host, uri.port), asyncio.Semaphore(OPENING_MAX))

@@ -31,6 +31,17 @@ M = TypeVar("M", bound=base.Frame)
 Value = Any  # value of a field: bool, int, float, str, bytes, None, datetime, Decimal, list, dict
 
 
+class Long(int):
+    """A number of a table that is written as a long (l), however small.
+
+    Some peers look at the type of a number, not only at its value.
+    """
+
+
+class Short(int):
+    """A number of a table that is written as a short (s), as some peers write it."""
+
+
 class AccessRequest(base.Frame):
     """access.request: realms of AMQP 0-8.
 
@@ -380,6 +391,10 @@ def _encode_value(value: Value) -> bytes:
     match value:
         case bool():
             return b"t\x01" if value else b"t\x00"
+        case Long():
+            return b"l" + _I64.pack(value)
+        case Short():
+            return b"s" + _I16.pack(value)
         case int() if value >= 1 << 63:  # a timestamp that is no date
             return b"T" + _U64.pack(value)
         case int():
@@ -410,6 +425,7 @@ _INDEX = _U32 = struct.Struct(">I")
 _U8 = struct.Struct(">B")
 _U16 = struct.Struct(">H")
 _U64 = struct.Struct(">Q")
+_I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 _F64 = struct.Struct(">d")

@@ -10,9 +10,11 @@ as `permissions.INTERNAL_USER`. The HTTP API sees to it that whoever sets the pa
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
@@ -26,7 +28,10 @@ from shardmq.broker.model.changes import (
     CLUSTER_NAME,
     GLOBAL,
     AnyChange,
+    BindingDelete,
+    BindingPut,
     ExchangeDelete,
+    ExchangePut,
     ParameterDelete,
     ParameterPut,
     QueueDelete,
@@ -37,6 +42,8 @@ from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.federation import (
     UPSTREAM,
     UPSTREAM_SET,
+    ExchangeLink,
+    Link,
     QueueLink,
     faults,
     federating_vhosts,
@@ -45,12 +52,14 @@ from shardmq.broker.model.federation import (
 )
 from shardmq.broker.model.policies import POLICY
 from shardmq.broker.model.shovels import PAUSED, SHOVEL, obstacle, read
+from shardmq.broker.model.upstream_bindings import wanted
 from shardmq.broker.shared import bridging
 from shardmq.broker.shared.bridging import (
     LINE_BYTES_MAX,
     SOCKET_NAME,
     STARTING,
     TERMINATED,
+    Bindings,
     BridgeState,
     Key,
     Order,
@@ -65,7 +74,9 @@ from shardmq.broker.shared.cluster_name import cluster_name
 AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
 # Changes that may change what is to run, and those that may in vhosts with federated queues.
 _CHANGES: Final = frozenset((ParameterPut, ParameterDelete, VhostDelete))
-_QUEUES: Final = frozenset((QueuePut, QueueDelete, ExchangeDelete))
+_THINGS: Final = frozenset((QueuePut, QueueDelete, ExchangePut, ExchangeDelete))
+# Changes that may change the bindings of an exchange.
+_BINDINGS: Final = frozenset((BindingPut, BindingDelete, QueueDelete, ExchangeDelete))
 GONE_KEPT_MAX: Final = 1000
 # To find the links takes at most one part in so many of a processor while queues come and go.
 REST_SHARE: Final = 20
@@ -76,6 +87,7 @@ FAULT_CHARS_MAX: Final = 500
 TOO_MANY: Final = "there are more than {} links: this one and others behind it do not run"
 
 Name = tuple[str, str]  # of a shovel: vhost and name
+Place = tuple[str, str]  # of an exchange: vhost and name
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +101,14 @@ class Bridges:
         self._authority = authority
         self._catalog: Catalog = authority.catalog
         self._demand = Demand(authority.catalog, shards)
-        self._links: dict[Key, QueueLink] = {}  # that are asked for, LINKS_MAX at most
-        self._beyond: QueueLink | None = None  # the first link that is one too many
-        self._has_links = asyncio.Event()
+        self._links: dict[Key, Link] = {}  # that are asked for, LINKS_MAX at most
+        self._beyond: Link | None = None  # the first link that is one too many
+        self._queue_links: list[QueueLink] = []  # of `_links`
+        self._has_queue_links = asyncio.Event()
+        self._federated: dict[Place, None] = {}  # exchanges that links bring messages to
+        self._newly_federated: set[Place] = set()  # which the process may have forgotten
+        self._rebound: set[Place] = set()  # whose bindings may have changed since they were told
+        self._has_rebound = asyncio.Event()
         self._vhosts: frozenset[str] = frozenset()  # whose policies federate
         self._is_stale = True  # the links are to be looked for
         self._rest_s = 0.0  # until the links are looked for because queues have changed
@@ -110,6 +127,9 @@ class Bridges:
     def changed(self, changes: list[AnyChange]) -> None:
         """Follow changes of the catalog."""
         kinds = set(map(type, changes))
+        if self._federated and not _BINDINGS.isdisjoint(kinds):
+            for change in changes:
+                self._rebind(self._rebound_by(change))
         if not _CHANGES.isdisjoint(kinds):
             for change in changes:
                 if self._changes_links(change):
@@ -117,10 +137,10 @@ class Bridges:
                     self._wake.set()
                 elif _changes_orders(change):
                     self._wake.set()
-        if not self._vhosts or self._later is not None or _QUEUES.isdisjoint(kinds):
+        if not self._vhosts or self._later is not None or _THINGS.isdisjoint(kinds):
             return
         if any(
-            isinstance(change, QueuePut | QueueDelete | ExchangeDelete)
+            isinstance(change, QueuePut | QueueDelete | ExchangePut | ExchangeDelete)
             and change.vhost in self._vhosts
             for change in changes
         ):
@@ -167,7 +187,7 @@ class Bridges:
             return BridgeState(key=key, life=0, state=STARTING)
         return known
 
-    def links(self) -> list[tuple[QueueLink, BridgeState]]:
+    def links(self) -> list[tuple[Link, BridgeState]]:
         """Return the links of federation and their states.
 
         If there are too many, the first one that does not run stands for all that do not.
@@ -180,7 +200,7 @@ class Bridges:
             )
         return found
 
-    def _link_state(self, key: Key, link: QueueLink) -> BridgeState:
+    def _link_state(self, key: Key, link: Link) -> BridgeState:
         known, life = self._states.get(key), self._lives.get(key)
         if known is not None and life is not None and (known.life, link) == life:
             return known
@@ -216,6 +236,7 @@ class Bridges:
                 parts = [
                     asyncio.create_task(self._listen(reader)),
                     asyncio.create_task(self._tell_pulling(writer)),
+                    asyncio.create_task(self._tell_bindings(writer)),
                 ]
                 try:
                     if await self._tell(writer, parts):
@@ -274,14 +295,41 @@ class Bridges:
         """Tell the process which links are to take messages."""
         self._told_pulling = None
         while not writer.is_closing():
-            await self._has_links.wait()
+            await self._has_queue_links.wait()
             began = time.monotonic()
-            keys = await self._demand.pulling(self._links.values())
+            keys = await self._demand.pulling(self._queue_links)
             took_s = time.monotonic() - began
             if keys != self._told_pulling and not writer.transport.get_write_buffer_size():
                 self._told_pulling = keys
                 writer.write(bridging.line(Pull(keys)))
             await asyncio.sleep(rest_s(took_s))
+
+    async def _tell_bindings(self, writer: asyncio.StreamWriter) -> None:
+        """Tell the process the bindings of federated exchanges, and each change of them."""
+        told: dict[Place, bytes] = {}  # the digest of the line that said it
+        self._rebind(self._federated)
+        while not writer.is_closing():
+            await self._has_rebound.wait()
+            self._has_rebound.clear()
+            took_s = 0.0
+            told = {place: told[place] for place in self._federated if place in told}
+            rebound, self._rebound = self._rebound, set()
+            for place in rebound & self._federated.keys():
+                began = time.monotonic()
+                vhost, exchange = place
+                found = self._catalog.vhosts.get(vhost)
+                bindings = wanted(found.bindings_from(exchange)) if found is not None else []
+                text = bridging.line(Bindings(vhost, exchange, bindings))
+                digest = hashlib.sha256(text).digest()
+                took_s += time.monotonic() - began
+                if told.get(place) != digest or place in self._newly_federated:
+                    self._newly_federated.discard(place)
+                    told[place] = digest
+                    writer.write(text)
+                    with suppress(OSError):  # the loop ends then
+                        await writer.drain()
+                await asyncio.sleep(0)
+            await asyncio.sleep(min(REST_SHARE * took_s, REST_S_MAX))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Take the states that the process tells."""
@@ -346,7 +394,7 @@ class Bridges:
             return
         self._is_stale = False
         self._vhosts = frozenset(federating_vhosts(self._catalog))
-        found: dict[Key, QueueLink] = {}
+        found: dict[Key, Link] = {}
         beyond = None
         took, began = 0.0, time.monotonic()
         for link in walk(self._catalog):
@@ -362,12 +410,42 @@ class Bridges:
         took += time.monotonic() - began
         if beyond is not None and self._beyond is None:
             log.warning("there are more than %d links of federation: others do not run", LINKS_MAX)
-        self._links, self._beyond = found, beyond
-        if found:
-            self._has_links.set()
-        else:
-            self._has_links.clear()
+        self._set_links(found, beyond)
         self._rest_s = min(REST_SHARE * took, REST_S_MAX)
+
+    def _set_links(self, links: dict[Key, Link], beyond: Link | None) -> None:
+        self._links, self._beyond = links, beyond
+        self._queue_links = [link for link in links.values() if isinstance(link, QueueLink)]
+        if self._queue_links:
+            self._has_queue_links.set()
+        else:
+            self._has_queue_links.clear()
+        federated: dict[Place, None] = {
+            (link.vhost, link.exchange): None
+            for link in links.values()
+            if isinstance(link, ExchangeLink)
+        }
+        # The process has forgotten the bindings of one that was not federated in between.
+        new = federated.keys() - self._federated.keys()
+        self._federated = federated
+        self._newly_federated = (self._newly_federated | new) & federated.keys()
+        self._rebind(new)
+
+    def _rebind(self, places: Iterable[Place]) -> None:
+        """See to it that the process is told the bindings of these exchanges again."""
+        self._rebound.update(places)
+        if self._rebound:
+            self._has_rebound.set()
+
+    def _rebound_by(self, change: AnyChange) -> Iterable[Place]:
+        """Return the federated exchanges whose bindings a change may have changed."""
+        match change:
+            case BindingPut() | BindingDelete():
+                place = change.vhost, change.source
+                return (place,) if place in self._federated else ()
+            case QueueDelete() | ExchangeDelete():
+                return [place for place in self._federated if place[0] == change.vhost]
+        return ()
 
     def _life(self, key: Key, value: Any) -> int:
         """Return the number of the life of a bridge that is asked for with this value."""

@@ -36,18 +36,13 @@ PARAMETER, KEY, ARGUMENT, TYPE = "parameter", "policy key", "argument", "queue t
 PARAMETERS: Final = {
     "federation": "nothing reads it: each upstream is a parameter federation-upstream",
 }
-ONLY_QUEUES: Final = "exchanges are not federated, only queues are"
 # By what a policy applies to, why a key of federation has no effect, or none for some.
-UNFEDERATED: Final = {
-    "all": ONLY_QUEUES,
-    "exchanges": ONLY_QUEUES,
-    "streams": "streams are not federated",
+UNFEDERATED: Final = {"streams": "streams are not federated"}
+# Why a key of an upstream has no effect.
+UPSTREAM_KEYS: Final = {
+    "bind-nowait": "a link has one answer for each hundred bindings",
+    "channel-use-mode": "a link of an exchange has a connection of its own for bindings",
 }
-# Keys of upstreams that only links of exchanges would use.
-OF_EXCHANGES: Final = (
-    "exchange", "max-hops", "expires", "message-ttl", "queue-type", "resource-cleanup-mode",
-    "bind-nowait", "channel-use-mode",
-)  # fmt: skip
 # The arguments and policy keys that ask for copies.
 COPIES_ASKED: Final = frozenset((*copies.SIZES, *copies.KEYS, table.MIN_IN_SYNC))
 # Of a broker in which no shard has copies.
@@ -197,8 +192,8 @@ def _in_parameter(put: ParameterPut, most: Replicas) -> Iterator[KeptWithoutEffe
     elif put.component in (UPSTREAM, UPSTREAM_SET):
         elements = put.value if isinstance(put.value, list) else [put.value]
         given = {key for each in elements if isinstance(each, dict) for key in each}
-        for key in sorted(given.intersection(OF_EXCHANGES)):
-            yield KeptWithoutEffect("key", key, ONLY_QUEUES, f"{put.component} {thing}")
+        for key in sorted(given & UPSTREAM_KEYS.keys()):
+            yield KeptWithoutEffect("key", key, UPSTREAM_KEYS[key], f"{put.component} {thing}")
     elif put.component == SHOVEL:
         if is_amqp10(put.value):
             yield KeptWithoutEffect(PARAMETER, SHOVEL, NO_AMQP10, thing)

@@ -1,9 +1,9 @@
 """Federation: the checks of upstreams and sets of them, and which links they ask for.
 
-A link brings messages of a queue of an upstream broker to the queue of this broker that a policy
-federates. The names, the defaults and the texts of faults are those of RabbitMQ's plugins. One row
-of `KEYS` is one key of the parameter `federation-upstream`. An element of a parameter
-`federation-upstream-set` names an upstream and may have the same keys, which then win.
+A link brings messages of a queue or an exchange of an upstream broker to the one of this broker
+that a policy federates. The names, the defaults and the texts of faults are those of RabbitMQ's
+plugins. One row of `KEYS` is one key of the parameter `federation-upstream`. An element of a
+parameter `federation-upstream-set` names an upstream and may have the same keys, which then win.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardmq.broker.model import parameter_keys as keys
 from shardmq.broker.model import patterns
 from shardmq.broker.model.arguments import SHARD_ARGUMENTS
 from shardmq.broker.model.catalog import Catalog, Vhost
-from shardmq.broker.model.changes import ParameterPut, QueuePut
+from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.erlang import json_term as term
 from shardmq.broker.model.parameter_keys import Key
@@ -34,7 +34,8 @@ POLICY_KEYS: Final = (UPSTREAM, UPSTREAM_SET, UPSTREAM_PATTERN)
 ALL: Final = "all"  # the set of all upstreams of the vhost, without a parameter
 ELEMENTS_MAX: Final = 1000  # of one set
 HOPS_MAX: Final = 1000
-STEPS_AT_A_TIME: Final = 100  # queues that are looked at and links that are made, before a pause
+# Queues and exchanges that are looked at and links that are made, before a pause.
+STEPS_AT_A_TIME: Final = 100
 # A queue with this argument serves a plugin of the broker, and is not federated.
 INTERNAL_PURPOSE: Final = "x-internal-purpose"
 
@@ -141,8 +142,78 @@ class QueueLink(msgspec.Struct, frozen=True, kw_only=True, tag="queue-link"):
 
         The ends of another link may have the same id.
         """
-        ends = "\0".join((self.vhost, self.queue, self.upstream, self.upstream_queue))
-        return hashlib.sha256(ends.encode()).hexdigest()[:8]
+        return hashlib.sha256("\0".join(self.ends).encode()).hexdigest()[:8]
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return self.vhost, self.queue, self.upstream, self.upstream_queue
+
+
+class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link"):
+    """A link that brings messages of an upstream exchange to a federated exchange of this broker.
+
+    uris: of the upstream, one of which is used. Without a path in it, a URI means `vhost`.
+    upstream_exchange: the exchange there. It is declared like the one here if it is not there.
+    max_hops: messages that have come through so many links are dropped.
+    expires, message_ttl: of the queue at the upstream, in milliseconds; None for no limit.
+    queue_type: the type of that queue.
+    cleans_up: the queue is deleted when the link is not asked for any more.
+    exchange_type, durable, auto_delete, arguments: how the exchange here was declared.
+    """
+
+    vhost: str
+    exchange: str
+    upstream: str
+    policy: str
+    uris: list[str]
+    upstream_exchange: str
+    consumer_tag: str
+    exchange_type: str
+    prefetch: int = PREFETCH
+    reconnect_delay_s: float = RECONNECT_DELAY_S
+    ack_mode: str = "on-confirm"
+    trust_user_id: bool = False
+    max_hops: int = 1
+    expires: int | None = None
+    message_ttl: int | None = None
+    queue_type: str = "classic"
+    cleans_up: bool = True
+    durable: bool = True
+    auto_delete: bool = False
+    arguments: dict[str, Any] = {}
+
+    @property
+    def id(self) -> str:
+        """Return the name of the link in commands, as that of a queue."""
+        return hashlib.sha256("\0".join(self.ends).encode()).hexdigest()[:8]
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return "exchange", self.vhost, self.exchange, self.upstream, self.upstream_exchange
+
+    def upstream_queue(self, cluster: str, upstream_vhost: str) -> str:
+        """Return the name of the queue at the upstream.
+
+        Args:
+            cluster: The name of this broker.
+            upstream_vhost: The vhost at the upstream.
+        """
+        downstream = cluster
+        if self.vhost != upstream_vhost:
+            downstream += f":{self.vhost}:{self.exchange}"
+        elif self.exchange != self.upstream_exchange:
+            downstream += f":{self.exchange}"
+        return f"federation: {self.upstream_exchange} -> {downstream}"
+
+    def keeps_queue_of(self, other: ExchangeLink) -> bool:
+        """Return whether this link goes on with the queue that the other one has declared."""
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("uris", "upstream_exchange", "expires", "message_ttl", "queue_type")
+        )
+
+
+Link = QueueLink | ExchangeLink
 
 
 class _Upstreams:
@@ -189,13 +260,13 @@ class _Upstreams:
                 yield name, {**self._values[name], **element}
 
 
-def links(catalog: Catalog) -> list[QueueLink]:
+def links(catalog: Catalog) -> list[Link]:
     """Return the links that policies and upstreams ask for, one for each pair of ends."""
     return [link for link in walk(catalog) if link is not None]
 
 
-def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
-    """Yield the same links, and None after each `STEPS_AT_A_TIME` queues and links.
+def walk(catalog: Catalog) -> Iterator[Link | None]:
+    """Yield the same links, and None after each `STEPS_AT_A_TIME` queues, exchanges and links.
 
     The catalog may change while the caller does something else after a None. The links of things
     that are new then may be missing, so the caller walks again after a change.
@@ -205,7 +276,7 @@ def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
     for put in catalog.parameters.values():
         if put.component in (UPSTREAM, UPSTREAM_SET) and put.vhost in federates:
             upstreams.setdefault(put.vhost, _Upstreams()).add(put)
-    seen: set[tuple[str, str, str, str]] = set()
+    seen: set[tuple[str, ...]] = set()
     steps = 0
     names = sorted(federates & upstreams.keys() & catalog.vhosts.keys())
     for vhost in [catalog.vhosts[name] for name in names]:
@@ -215,9 +286,8 @@ def walk(catalog: Catalog) -> Iterator[QueueLink | None]:
                 yield None
             if link is None:
                 continue
-            ends = link.vhost, link.queue, link.upstream, link.upstream_queue
-            if ends not in seen:
-                seen.add(ends)
+            if link.ends not in seen:
+                seen.add(link.ends)
                 yield link
 
 
@@ -236,8 +306,17 @@ def is_federating(policy: Any) -> bool:
     return isinstance(definition, dict) and any(key in definition for key in POLICY_KEYS)
 
 
-def _of_vhost(vhost: Vhost, upstreams: _Upstreams) -> Iterator[QueueLink | None]:
-    """Yield the links of a vhost, and None for each queue that is looked at."""
+def _of_vhost(vhost: Vhost, upstreams: _Upstreams) -> Iterator[Link | None]:
+    """Yield the links of a vhost, and None for each queue and exchange that is looked at."""
+    for put in list(vhost.exchanges.values()):
+        yield None
+        if not is_federable_exchange(vhost, put):
+            continue
+        applied = vhost.policies_of(put)
+        if not applied.policy:
+            continue
+        for name, value in upstreams.of(applied.definition):
+            yield _exchange_link(put, name, applied.policy, value)
     for queue in list(vhost.queues.values()):
         yield None
         if not is_federable(queue) or vhost.shard_queues(queue.name):
@@ -289,6 +368,45 @@ def is_federable(queue: QueuePut) -> bool:
         and not queue.owner
         and queue_kind(queue.arguments) != "stream"
         and INTERNAL_PURPOSE not in queue.arguments
+    )
+
+
+def is_federable_exchange(vhost: Vhost, exchange: ExchangePut) -> bool:
+    """Return whether messages of other brokers may come to an exchange by a link.
+
+    They may not to the default exchange, which has no bindings, nor to internal ones, such as those
+    that links declare. They come to a stream exchange through its virtual queue: its bindings are
+    to its own shard queues, and say nothing of which messages are wanted.
+    """
+    return bool(exchange.name) and not exchange.internal and not vhost.parts(exchange.name)
+
+
+def _exchange_link(
+    exchange: ExchangePut, upstream: str, policy: str, value: dict[str, Any]
+) -> ExchangeLink:
+    uris = value["uri"]
+    expires, message_ttl = value.get("expires"), value.get("message-ttl")
+    return ExchangeLink(
+        vhost=exchange.vhost,
+        exchange=exchange.name,
+        upstream=upstream,
+        policy=policy,
+        uris=uris if isinstance(uris, list) else [uris],
+        upstream_exchange=value.get("exchange") or exchange.name,
+        consumer_tag=value.get("consumer-tag") or _cut(f"federation-link-{upstream}"),
+        exchange_type=exchange.type,
+        prefetch=int(value.get("prefetch-count", PREFETCH)),
+        reconnect_delay_s=float(value.get("reconnect-delay", RECONNECT_DELAY_S)),
+        ack_mode=value.get("ack-mode", "on-confirm"),
+        trust_user_id=value.get("trust-user-id", False),
+        max_hops=int(value.get("max-hops", 1)),
+        expires=None if expires is None else int(expires),
+        message_ttl=None if message_ttl is None else int(message_ttl),
+        queue_type=value.get("queue-type", "classic"),
+        cleans_up=value.get("resource-cleanup-mode", "default") != "never",
+        durable=exchange.durable,
+        auto_delete=exchange.auto_delete,
+        arguments=exchange.arguments,
     )
 
 

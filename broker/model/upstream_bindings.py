@@ -20,12 +20,13 @@ broker that it has been to. The names and rules are those of RabbitMQ's federati
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from shardmq.broker.amqp.methods import decode_table, encode_table
+from shardmq.broker.amqp.methods import Short, decode_table, encode_table
 from shardmq.broker.model.changes import BindingPut
 
 BOUND_FROM: Final = "x-bound-from"
@@ -33,6 +34,7 @@ CLUSTER, VHOST, EXCHANGE, HOPS = "cluster-name", "vhost", "exchange", "hops"
 # Of one exchange; a link of one that has more fails.
 BINDINGS_MAX: Final = 100_000
 BYTES_MAX: Final = 32 << 20
+HOPS_MAX: Final = 32_767  # that a short has
 
 
 class Binding(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +62,10 @@ def wanted(bindings: Iterable[BindingPut]) -> list[Binding] | None:
     found: set[Binding] = set()
     size = 0
     for put in bindings:
-        arguments = encode_table(dict(sorted(put.arguments.items())))
+        try:
+            arguments = encode_table(dict(sorted(put.arguments.items())))
+        except (ValueError, struct.error):
+            continue  # AMQP cannot write them, so no broker could have such a binding from here
         binding = Binding(put.routing_key, arguments)
         if binding not in found:
             found.add(binding)
@@ -107,7 +112,15 @@ def _arguments(
         EXCHANGE: f"{here.vhost}:{here.exchange} {here.suffix}",
         HOPS: hops,
     }
-    return encode_table({**arguments, BOUND_FROM: [entry, *before]})
+    return encode_table({**arguments, BOUND_FROM: [_written(each) for each in (entry, *before)]})
+
+
+def _written(entry: Any) -> Any:
+    """Return an entry with its hops in the type that RabbitMQ writes."""
+    hops = entry.get(HOPS) if isinstance(entry, dict) else None
+    if isinstance(hops, int) and 0 <= hops <= HOPS_MAX:
+        return {**entry, HOPS: Short(hops)}
+    return entry
 
 
 def _hops_left(before: Any) -> int:

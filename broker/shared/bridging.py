@@ -3,9 +3,9 @@
 The controller connects to the socket `SOCKET_NAME` in the runtime directory, which starts the
 process, and sends one `Run` after each change: all that is to run, and nothing else. It sends one
 `Pull` after each change of which links of queues are to take messages, and one after each `Run`.
-The process answers with one `Told` after each change of a state. All are lines of JSON. When the
-connection ends the process goes on for a while, because a controller that starts anew connects
-again.
+It sends one `Bindings` after each change of the bindings of a federated exchange. The process
+answers with one `Told` after each change of a state. All are lines of JSON. When the connection
+ends the process goes on for a while, because a controller that starts anew connects again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Final
 
 import msgspec
 
-from shardmq.broker.model.federation import QueueLink
+from shardmq.broker.model.federation import ExchangeLink, QueueLink
 from shardmq.broker.model.shovels import SHOVEL, Shovel
+from shardmq.broker.model.upstream_bindings import Binding
 
 SOCKET_NAME: Final = "bridges.sock"
 LINE_BYTES_MAX: Final = 256 << 20
@@ -31,10 +32,16 @@ Key = tuple[str, ...]  # of a bridge: its kind, its vhost, and what tells it fro
 
 
 QUEUE_LINK: Final = "queue-link"
+EXCHANGE_LINK: Final = "exchange-link"
+
+Bridge = Shovel | QueueLink | ExchangeLink
 
 
-def key_of(bridge: Shovel | QueueLink) -> Key:
+def key_of(bridge: Bridge) -> Key:
     """Return what a bridge is known by, whatever changes of it."""
+    if isinstance(bridge, ExchangeLink):
+        ends = bridge.exchange, bridge.upstream, bridge.upstream_exchange
+        return EXCHANGE_LINK, bridge.vhost, *ends
     if isinstance(bridge, QueueLink):
         return QUEUE_LINK, bridge.vhost, bridge.queue, bridge.upstream, bridge.upstream_queue
     return SHOVEL, bridge.vhost, bridge.name
@@ -46,7 +53,7 @@ class Order(msgspec.Struct, frozen=True):
     life: another number for each restart that a user asks for, and each change of the parameter.
     """
 
-    bridge: Shovel | QueueLink
+    bridge: Bridge
     life: int
 
 
@@ -64,6 +71,17 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
     """
 
     keys: list[Key]
+
+
+class Bindings(msgspec.Struct, frozen=True, tag="bindings"):
+    """The bindings of a federated exchange, which its links make upstream.
+
+    bindings: None if there are too many of them.
+    """
+
+    vhost: str
+    exchange: str
+    bindings: list[Binding] | None
 
 
 class BridgeState(msgspec.Struct, kw_only=True):
@@ -106,5 +124,5 @@ class Told(msgspec.Struct, frozen=True):
     states: list[BridgeState]
 
 
-def line(message: Run | Pull | Told) -> bytes:
+def line(message: Run | Pull | Bindings | Told) -> bytes:
     return msgspec.json.encode(message) + b"\n"

@@ -46,7 +46,7 @@ from shardmq.broker.shared.bridging import (
 
 def federated(catalog: Catalog, vhost: str, *upstreams: str) -> None:
     """Make a vhost whose queues are all federated from these upstreams."""
-    policy = {"pattern": "", "definition": {UPSTREAM_SET: "all"}}
+    policy = {"pattern": "", "definition": {UPSTREAM_SET: "all"}, "apply-to": "queues"}
     catalog.apply(VhostPut(vhost))
     catalog.apply(ParameterPut(vhost, "policy", "p", policy))
     for name in upstreams:

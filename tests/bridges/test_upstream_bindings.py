@@ -171,6 +171,8 @@ def test_too_many_bindings_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(wanted(puts(10)) or []) == 10
     assert wanted(puts(11)) is None
     assert wanted(puts(5, 250)) is None
+    unwritable = [BindingPut("v", "x", "queue", "q", "k", {"n": 1 << 70}), *puts(2)]
+    assert len(wanted(unwritable) or []) == 2
     order = {"b": 1, "a": 2}, {"a": 2, "b": 1}
     same = [BindingPut("v", "x", "queue", name, "k", given) for name in "ab" for given in order]
     assert len(wanted(same) or []) == 1

@@ -7,14 +7,21 @@ import re
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shardmq.broker.model import federation
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut, ShardOf, VhostPut
-from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_PATTERN, UPSTREAM_SET
+from shardmq.broker.model.federation import (
+    UPSTREAM,
+    UPSTREAM_PATTERN,
+    UPSTREAM_SET,
+    ExchangeLink,
+)
 
 GOOD = {"uri": "amqp://h"}
 HISTORIES = 300
+PREDECLARED = ("direct", "fanout", "topic", "headers", "match")
 
 
 @pytest.mark.row("J10")
@@ -122,7 +129,8 @@ def test_a_link_has_the_defaults_and_what_a_set_says_wins() -> None:
     ],
 )
 def test_some_queues_are_never_federated(queue: QueuePut) -> None:
-    made = ParameterPut("/", UPSTREAM, "u", GOOD), policy("/", "p", "", {UPSTREAM_SET: "all"})
+    meant = policy("/", "p", "", {UPSTREAM_SET: "all"}, **{"apply-to": "queues"})
+    made = ParameterPut("/", UPSTREAM, "u", GOOD), meant
     assert federation.links(catalog_of(*made, queue)) == []
     assert len(federation.links(catalog_of(*made, queue, QueuePut("/", "other", 2, 0)))) == 1
 
@@ -161,7 +169,76 @@ def test_parameters_that_nothing_checked_make_no_link() -> None:
     assert federation.links(catalog_of(*nowhere, QueuePut("/", "q", 1, 0))) == []
 
 
-@pytest.mark.row("J10", "J11")
+def ends(link: federation.Link) -> tuple[str, str, str, str]:
+    if isinstance(link, federation.QueueLink):
+        return "queue", link.queue, link.upstream, link.upstream_queue
+    return "exchange", link.exchange, link.upstream, link.upstream_exchange
+
+
+@pytest.mark.row("J12")
+def test_a_link_of_an_exchange_has_the_defaults_and_what_a_set_says_wins() -> None:
+    given = {"uri": "amqp://a", "max-hops": 2, "expires": 5000, "exchange": "there"}
+    own = {"upstream": "u", "max-hops": 3.0, "message-ttl": 0, "resource-cleanup-mode": "never"}
+    catalog = catalog_of(
+        ParameterPut("/", UPSTREAM, "u", given),
+        ParameterPut("/", UPSTREAM, "v", GOOD),
+        ParameterPut("/", UPSTREAM_SET, "s", [own, {"upstream": "v"}]),
+        policy("/", "p", "^e$", {UPSTREAM_SET: "s"}, **{"apply-to": "exchanges"}),
+        ExchangePut("/", "e", "topic", durable=False, arguments={"a": 1}),
+    )
+    link, other = federation.links(catalog)
+    assert isinstance(link, ExchangeLink) and isinstance(other, ExchangeLink)
+    assert (link.exchange_type, link.durable, link.auto_delete, link.arguments) == (
+        "topic", False, False, {"a": 1},
+    )  # fmt: skip
+    assert (link.max_hops, link.expires, link.message_ttl, link.cleans_up) == (3, 5000, 0, False)
+    assert (other.max_hops, other.expires, other.message_ttl, other.cleans_up) == (
+        1, None, None, True,
+    )  # fmt: skip
+    assert (other.prefetch, other.ack_mode, other.queue_type) == (1000, "on-confirm", "classic")
+    assert other.keeps_queue_of(replace(other, prefetch=1, max_hops=5, policy="q"))
+    for more in ({"uris": ["amqp://b"]}, {"expires": 1}, {"upstream_exchange": "f"}):
+        assert not other.keeps_queue_of(replace(other, **more))
+
+
+@pytest.mark.row("J12")
+@pytest.mark.parametrize(
+    ("exchange", "upstream_exchange", "upstream_vhost", "name"),
+    [
+        ("e", "e", "/", "federation: e -> cluster"),
+        ("e", "f", "/", "federation: f -> cluster:e"),
+        ("e", "e", "v", "federation: e -> cluster:/:e"),
+    ],
+)
+def test_the_queue_at_the_upstream_is_named_by_what_differs(
+    exchange: str, upstream_exchange: str, upstream_vhost: str, name: str
+) -> None:
+    catalog = catalog_of(
+        ParameterPut("/", UPSTREAM, "u", GOOD | {"exchange": upstream_exchange}),
+        policy("/", "p", "^e$", {UPSTREAM: "u"}),
+        ExchangePut("/", exchange, "topic"),
+    )
+    [link] = federation.links(catalog)
+    assert isinstance(link, ExchangeLink)
+    assert link.upstream_queue("cluster", upstream_vhost) == name
+
+
+@pytest.mark.row("J12")
+def test_some_exchanges_are_never_federated() -> None:
+    made = ParameterPut("/", UPSTREAM, "u", GOOD), policy("/", "p", "", {UPSTREAM_SET: "all"})
+    found = federation.links(
+        catalog_of(
+            *made,
+            ExchangePut("/", "internal", "topic", internal=True),
+            ExchangePut("/", "e", "x-modulus-hash"),
+            QueuePut("/", "e-0", 1, 0, part=ShardOf("e", 0)),
+        )
+    )
+    names = {each.exchange for each in found if isinstance(each, ExchangeLink)}
+    assert names == {"amq.direct", "amq.fanout", "amq.topic", "amq.headers", "amq.match"}
+
+
+@pytest.mark.row("J10", "J11", "J12", "J13")
 def test_links_of_any_catalog_are_those_of_a_slow_model(pytestconfig: pytest.Config) -> None:
     for history in range(HISTORIES):
         chance = random.Random(pytestconfig.option.seed + history)
@@ -169,16 +246,18 @@ def test_links_of_any_catalog_are_those_of_a_slow_model(pytestconfig: pytest.Con
         upstreams: dict[tuple[str, str], str] = {}
         sets: dict[tuple[str, str], list[dict[str, Any]]] = {}
         policies: dict[str, tuple[str, dict[str, Any]]] = {}
-        queues: set[tuple[str, str]] = set()
+        things: set[tuple[str, str, str]] = set()  # vhost, kind and name
         for number in range(chance.randrange(12)):
             vhost, name = chance.choice(["/", "v"]), chance.choice(names)
-            match chance.randrange(4):
+            match chance.randrange(5):
                 case 0:
                     upstreams[vhost, name] = f"amqp://h{number}"
                     value = {"uri": upstreams[vhost, name]}
                     changes.append(ParameterPut(vhost, UPSTREAM, name, value))
                 case 1:
-                    own = [{}, {"queue": "other"}, {"uri": "amqp://set"}]
+                    own = [
+                        {}, {"queue": "other"}, {"exchange": "other"}, {"uri": "amqp://set"},
+                    ]  # fmt: skip
                     sets[vhost, name] = [
                         {"upstream": chance.choice(names), **chance.choice(own)}
                         for _ in range(chance.randrange(3))
@@ -192,12 +271,16 @@ def test_links_of_any_catalog_are_those_of_a_slow_model(pytestconfig: pytest.Con
                     policies[vhost] = name, meant
                     changes.append(policy(vhost, "p", name, meant))
                 case 3:
-                    queues.add((vhost, name))
+                    things.add((vhost, "queue", name))
                     changes.append(QueuePut(vhost, name, number + 1, 0))
+                case 4:
+                    things.add((vhost, "exchange", name))
+                    changes.append(ExchangePut(vhost, name, "topic"))
         expected = set()
-        for vhost, queue in queues:
+        things |= {(vhost, "exchange", f"amq.{name}") for vhost in "/v" for name in PREDECLARED}
+        for vhost, kind, thing in things:
             pattern, meant = policies.get(vhost, ("x", {}))
-            if pattern not in queue:
+            if pattern not in thing:
                 continue
             here = [name for of, name in upstreams if of == vhost]
             elements: list[dict[str, Any]] = [{"upstream": name} for name in here]
@@ -209,14 +292,14 @@ def test_links_of_any_catalog_are_those_of_a_slow_model(pytestconfig: pytest.Con
                 elements = [each for each in elements if each["upstream"].startswith("a")]
             elif "max-length" in meant:
                 elements = []
-            ends = set()
+            pairs = set()
             for element in elements:
-                name, of_upstream = element["upstream"], element.get("queue", queue)
-                if name in here and (name, of_upstream) not in ends:
-                    ends.add((name, of_upstream))
+                name, of_upstream = element["upstream"], element.get(kind, thing)
+                if name in here and (name, of_upstream) not in pairs:
+                    pairs.add((name, of_upstream))
                     uri = element.get("uri", upstreams[vhost, name])
-                    expected.add((vhost, queue, name, of_upstream, uri))
+                    expected.add((vhost, kind, thing, name, of_upstream, uri))
         found = federation.links(catalog_of(*changes))
-        seen = {(x.vhost, x.queue, x.upstream, x.upstream_queue, x.uris[0]) for x in found}
+        seen = {(x.vhost, *ends(x), x.uris[0]) for x in found}
         assert seen == expected and len(found) == len(expected), history
         assert len({link.id for link in found}) == len(found)

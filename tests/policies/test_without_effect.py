@@ -85,7 +85,7 @@ def test_each_component_that_nobody_reads_is_said_to_have_no_effect() -> None:
 
 def test_the_sentence_names_what_and_where_and_why() -> None:
     asks = [
-        ParameterPut("/", "federation-upstream", "move", {"uri": "amqp://", "max-hops": 2}),
+        ParameterPut("/", "federation-upstream", "move", {"uri": "amqp://", "bind-nowait": True}),
         ParameterPut("/", "federation-upstream-set", "set", [{"upstream": "move"}]),
         ParameterPut("/", "federation", "local-username", "u"),
         ParameterPut(
@@ -114,14 +114,12 @@ def test_the_sentence_names_what_and_where_and_why() -> None:
     ]
     assert sentences(asks) == [
         "default queue type quorum of vhost 'v' is kept without effect: " + COPIES,
-        "key max-hops of federation-upstream 'move' in vhost '/' is kept without effect: "
-        "exchanges are not federated, only queues are",
+        "key bind-nowait of federation-upstream 'move' in vhost '/' is kept without effect: "
+        "a link has one answer for each hundred bindings",
         "parameter federation of 'local-username' in vhost '/' is kept without effect: nothing "
         "reads it: each upstream is a parameter federation-upstream",
         "policy key federation-upstream of policy 'streams' in vhost 'v' is kept without effect: "
         "streams are not federated",
-        "policy key federation-upstream-set of policy 'all' in vhost '/' is kept without effect: "
-        "exchanges are not federated, only queues are",
         "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: "
         + NO_REPLICAS,
         "queue type quorum of queue 'q' in vhost '/' is kept without effect: " + COPIES,

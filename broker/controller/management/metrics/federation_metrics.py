@@ -9,7 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics.shovel_metrics import SHOWN_MAX
-from shardmq.broker.controller.management.resources.federation import status
+from shardmq.broker.controller.management.resources.federation import ends, status
+
+_ENDS = ("queue", "exchange", "upstream_queue", "upstream_exchange")
 
 
 def metrics(context: Context) -> Iterator[Metric]:
@@ -26,8 +28,10 @@ def metrics(context: Context) -> Iterator[Metric]:
     moved = CounterMetricFamily(
         "shardmq_federation_messages",
         "Messages that came by a link",
-        labels=["vhost", "queue", "upstream", "upstream_queue"],
+        labels=["vhost", "upstream", *_ENDS],
     )
     for link, state in links[:SHOWN_MAX]:
-        moved.add_metric([link.vhost, link.queue, link.upstream, link.upstream_queue], state.moved)
+        named = ends(link)
+        labels = [link.vhost, link.upstream, *(named.get(end, "") for end in _ENDS)]
+        moved.add_metric(labels, state.moved)
     yield moved

@@ -12,7 +12,7 @@ from shardmq.broker.controller.management.call import Call, Route, long_list
 from shardmq.broker.controller.management.resources.shovels import check_uris, shown_time
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.amqp_uri import without_credentials
-from shardmq.broker.model.federation import UPSTREAM, QueueLink, faults
+from shardmq.broker.model.federation import UPSTREAM, Link, QueueLink, faults
 from shardmq.broker.shared.bridging import RUNNING, STARTING, BridgeState, key_of
 
 DOWN = "error"
@@ -25,17 +25,26 @@ def status(state: BridgeState) -> str:
     return STARTING if state.state == STARTING and not state.error else DOWN
 
 
-def row(link: QueueLink, state: BridgeState, node: str) -> dict[str, Any]:
+def ends(link: Link) -> dict[str, str]:
+    """Return the fields that name what is federated and what is at the upstream."""
+    if isinstance(link, QueueLink):
+        return {"type": "queue", "queue": link.queue, "upstream_queue": link.upstream_queue}
+    return {
+        "type": "exchange",
+        "exchange": link.exchange,
+        "upstream_exchange": link.upstream_exchange,
+    }
+
+
+def row(link: Link, state: BridgeState, node: str) -> dict[str, Any]:
     """Return RabbitMQ's fields of a link, and our own. No field has a secret."""
     return {
         "node": node,
         "vhost": link.vhost,
         "id": link.id,
-        "type": "queue",
         "upstream": link.upstream,
         "policy": link.policy,
-        "queue": link.queue,
-        "upstream_queue": link.upstream_queue,
+        **ends(link),
         "uri": state.src_uri or without_credentials(link.uris[0]),
         "status": status(state),
         "timestamp": shown_time(state.since),
@@ -43,6 +52,7 @@ def row(link: QueueLink, state: BridgeState, node: str) -> dict[str, Any]:
         "message_count": state.moved,
         "message_bytes": state.moved_bytes,
         "refused": state.refused,
+        "dropped": state.dropped,
         "pending": state.pending,
         "failures": state.failures,
         "retry_in_s": state.retry_in_s,

@@ -73,9 +73,9 @@ ROWS: Final[dict[str, str]] = {
         "failures:int retry_in_s:num blocked:str"
     ),
     "FederationLink": (
-        "node:str vhost:str id:str type:str upstream:str policy:str queue:str upstream_queue:str "
-        "uri:str status:str timestamp:str error:str message_count:int message_bytes:int "
-        "refused:int pending:int failures:int retry_in_s:num is_pulling:bool blocked:str"
+        "node:str vhost:str id:str type:str upstream:str policy:str uri:str status:str "
+        "timestamp:str error:str message_count:int message_bytes:int refused:int dropped:int "
+        "pending:int failures:int retry_in_s:num is_pulling:bool blocked:str"
     ),
     "VhostLimits": "vhost:str value:map",
     "UserLimits": "user:str value:map",
@@ -136,6 +136,7 @@ MORE: Final[dict[str, str]] = {
         "dest_queue:str dest_exchange:str dest_exchange_key:str dest_address:str "
         "blocked_status:str reason:str"
     ),
+    "FederationLink": "queue:str upstream_queue:str exchange:str upstream_exchange:str",
     "Vhost": "recv_oct_details:map send_oct_details:map replicas:int min_in_sync:int",
     "Node": "disk_free:int disk_free_limit:int",
     "Load": (

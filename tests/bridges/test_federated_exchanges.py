@@ -1,0 +1,227 @@
+"""Federated exchanges get the messages of upstream exchanges that their bindings want."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pika
+import pytest
+
+from shardmq.broker.controller.management.responses.schemas import MORE, ROWS
+from tests.bridges.moving import call, connected, taken, uri
+from tests.support.real_broker import RealBroker, wait_until
+
+pytestmark = [pytest.mark.broker]
+
+MESSAGES = 300
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    """Return the broker that messages come from."""
+    other = RealBroker(tmp_path_factory.mktemp("upstream"), shards=1)
+    try:
+        made = call(other, "PUT", "cluster-name", {"name": "up"})
+        assert made[0] in (201, 204), made
+        yield other
+    finally:
+        other.stop()
+
+
+@pytest.fixture
+def vhosts(broker: RealBroker, name: str) -> Iterator[list[str]]:
+    """Return three vhosts of the broker that has the links."""
+    made = [f"{name}-{number}" for number in range(3)]
+    for vhost in made:
+        assert call(broker, "PUT", f"vhosts/{vhost}", {})[0] == 201
+    yield made
+    for vhost in made:
+        call(broker, "DELETE", f"vhosts/{vhost}")
+
+
+def federate(broker: RealBroker, vhost: str, exchange: str, **value: Any) -> None:
+    """Federate an exchange; `_` in names of keys stands for `-`."""
+    value = {"reconnect-delay": 0.2} | {key.replace("_", "-"): item for key, item in value.items()}
+    place = f"{quote(vhost, safe='')}/{exchange}"
+    policy = {
+        "pattern": f"^{exchange}$",
+        "definition": {"federation-upstream": exchange},
+        "apply-to": "exchanges",
+    }
+    for path, body in (
+        (f"exchanges/{place}", {"type": "topic", "durable": True}),
+        (f"parameters/federation-upstream/{place}", {"value": value}),
+        (f"policies/{place}", policy),
+    ):
+        status, said = call(broker, "PUT", path, body)
+        assert status in (201, 204), said
+
+
+def bind(broker: RealBroker, vhost: str, exchange: str, queue: str, *keys: str) -> None:
+    """Declare a queue, and bind it to an exchange with these keys."""
+    place = quote(vhost, safe="")
+    call(broker, "PUT", f"queues/{place}/{queue}", {"durable": True})
+    for key in keys:
+        body = {"routing_key": key, "arguments": {}}
+        status, said = call(broker, "POST", f"bindings/{place}/e/{exchange}/q/{queue}", body)
+        assert status == 201, said
+
+
+def link_of(broker: RealBroker, vhost: str, exchange: str, **fields: Any) -> dict[str, Any]:
+    """Return the link of an exchange when it has these fields."""
+    seen: list[dict[str, Any]] = []
+
+    def has_come() -> bool:
+        found = call(broker, "GET", f"federation-links/{quote(vhost, safe='')}")[1]
+        seen[:] = [row for row in found if row.get("exchange") == exchange]
+        return len(seen) == 1 and all(seen[0].get(key) == item for key, item in fields.items())
+
+    try:
+        wait_until(has_come, f"{exchange}: {fields}")
+    except AssertionError:
+        raise AssertionError(f"{fields} not in {seen}") from None
+    return seen[0]
+
+
+def keys_at(broker: RealBroker, vhost: str, exchange: str) -> set[str]:
+    """Return the keys of the bindings from an exchange to internal ones."""
+    place = quote(vhost, safe="")
+    found = call(broker, "GET", f"exchanges/{place}/{exchange}/bindings/source")[1]
+    rows = found if isinstance(found, list) else []
+    return {row["routing_key"] for row in rows if row["destination"].startswith("federation: ")}
+
+
+def publish(broker: RealBroker, exchange: str, key: str, body: bytes, vhost: str = "/") -> None:
+    parameters = pika.URLParameters(f"{uri(broker)}/{quote(vhost, safe='')}")
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        given = pika.BasicProperties(delivery_mode=2)
+        channel.basic_publish(exchange, key, body, given)
+
+
+def bodies_in(broker: RealBroker, vhost: str, queue: str) -> list[bytes]:
+    """Take all messages that are in a queue now."""
+    parameters = pika.URLParameters(f"{uri(broker)}/{quote(vhost, safe='')}")
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        found = []
+        while (got := channel.basic_get(queue, auto_ack=True))[0] is not None:
+            found.append(got[2])
+        return found
+
+
+def depth(broker: RealBroker, vhost: str, queue: str) -> int:
+    parameters = pika.URLParameters(f"{uri(broker)}/{quote(vhost, safe='')}")
+    with pika.BlockingConnection(parameters) as connection:
+        declared = connection.channel().queue_declare(queue, passive=True)
+        return int(declared.method.message_count)
+
+
+def queued(broker: RealBroker) -> int:
+    """Return how many messages the queues of links have, with those that are not acknowledged."""
+    rows = call(broker, "GET", "queues/%2F")[1]
+    return sum(row["messages"] for row in rows if row["name"].startswith("federation: "))
+
+
+@pytest.mark.row("J12", "P2")
+def test_bindings_go_upstream_and_messages_come_until_the_policy_goes(
+    broker: RealBroker, upstream: RealBroker, name: str
+) -> None:
+    try:
+        federate(broker, "/", name, uri=uri(upstream))
+        bind(broker, "/", name, name, "a.*", "b")
+        link = link_of(broker, "/", name, status="running", is_pulling=True)
+        fields = f"{ROWS['FederationLink']} {MORE['FederationLink']}".split()
+        assert {field.partition(":")[0] for field in fields} - {"queue", "upstream_queue"} == (
+            link.keys()
+        )
+        wait_until(lambda: keys_at(upstream, "/", name) == {"a.*", "b"}, "bindings are there")
+        with connected(upstream) as there:
+            channel = there.channel()
+            channel.tx_select()
+            for number in range(MESSAGES):
+                channel.basic_publish(name, "a.x", b"%d" % number)
+                channel.basic_publish(name, "none", b"not wanted")
+            channel.tx_commit()
+        found = taken(broker, name, MESSAGES)
+        assert [body for _, body in found] == [b"%d" % number for number in range(MESSAGES)]
+        assert found[0][0].headers == {
+            "x-received-from": [
+                {"uri": link["uri"], "exchange": name, "redelivered": False, "cluster-name": "up",
+                 "vhost": "/"}
+            ]
+        }  # fmt: skip
+        link_of(broker, "/", name, message_count=MESSAGES, pending=0, dropped=0)
+        call(broker, "DELETE", f"bindings/%2F/e/{name}/q/{name}/b")
+        wait_until(lambda: keys_at(upstream, "/", name) == {"a.*"}, "the binding is gone")
+        call(broker, "DELETE", f"policies/%2F/{name}")
+        wait_until(lambda: keys_at(upstream, "/", name) == set(), "the link is gone")
+
+        def left() -> list[str]:
+            rows = call(upstream, "GET", "queues")[1] + call(upstream, "GET", "exchanges")[1]
+            return [row["name"] for row in rows if f"federation: {name}" in row["name"]]
+
+        wait_until(lambda: left() == [], "nothing is left at the upstream")
+    finally:
+        for path in ("policies", "parameters/federation-upstream", "exchanges", "queues"):
+            call(broker, "DELETE", f"{path}/%2F/{name}")
+
+
+@pytest.mark.row("J12")
+@pytest.mark.parametrize("max_hops", [1, 2, 5])
+def test_a_ring_of_three_delivers_once_and_as_far_as_max_hops(
+    broker: RealBroker, vhosts: list[str], name: str, max_hops: int
+) -> None:
+    """Messages go from vhost 0 to 1, to 2 and back to 0."""
+    for number, vhost in enumerate(vhosts):
+        federate(broker, vhost, name, uri=f"amqp:///{vhosts[number - 1]}", max_hops=max_hops)
+        bind(broker, vhost, name, "q", f"k.{number}", "all.*")
+    for vhost in vhosts:
+        link_of(broker, vhost, name, status="running")
+    reach = min(max_hops, 2)
+    for number, vhost in enumerate(vhosts):
+        downstream = {(number + step) % 3 for step in range(1, reach + 1)}
+        expected = {f"k.{other}" for other in downstream} | {"all.*"}
+        wait_until(
+            lambda vhost=vhost, expected=expected: keys_at(broker, vhost, name) == expected,  # type: ignore[misc]
+            f"the bindings of {downstream}",
+        )
+    publish(broker, name, "all.x", b"first", vhosts[0])
+    counts = [1, 1, 1 if max_hops > 1 else 0]
+    wait_until(lambda: [depth(broker, vhost, "q") for vhost in vhosts] == counts, f"{counts} come")
+    # A later message that took the same way shows that no more copies of the first one come.
+    last = "k.1" if max_hops == 1 else "k.2"
+    publish(broker, name, last, b"later", vhosts[0])
+    wait_until(lambda: depth(broker, vhosts[int(last[2])], "q") == 2, "the later one comes")
+    found = [bodies_in(broker, vhost, "q") for vhost in vhosts]
+    assert [each.count(b"first") for each in found] == counts
+
+
+@pytest.mark.row("J12")
+def test_messages_wait_upstream_while_the_broker_with_the_link_is_down(
+    upstream: RealBroker, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    here = RealBroker(tmp_path_factory.mktemp("down") / "data", shards=1)
+    try:
+        federate(here, "/", name, uri=uri(upstream))
+        bind(here, "/", name, name, "#")
+        link_of(here, "/", name, status="running")
+        wait_until(lambda: keys_at(upstream, "/", name) == {"#"}, "the binding is there")
+        for is_clean in (False, True):
+            if is_clean:
+                here.stop()
+            else:
+                here.kill_all()
+            publish(upstream, name, "k", b"%d" % is_clean)
+            here.start()
+            assert [body for _, body in taken(here, name, 1)] == [b"%d" % is_clean]
+            # An ack that the upstream has not read when the link ends lets a message come twice.
+            link_of(here, "/", name, pending=0, message_count=1)
+            wait_until(lambda: queued(upstream) == 0, "the upstream has read the ack")
+    finally:
+        here.stop()
+        for row in call(upstream, "GET", "queues/%2F")[1]:
+            call(upstream, "DELETE", f"queues/%2F/{quote(row['name'], safe='')}")
