@@ -89,7 +89,7 @@ def received_from(link: QueueLink, uri: str) -> Callable[[bytes, bytes], bytes]:
         link: The link.
         uri: The URI of the upstream in use.
     """
-    place = {"uri": without_credentials(uri), "queue": link.upstream_queue}
+    place = {"uri": without_credentials(uri), "queue": link.queue}  # as RabbitMQ: the name here
 
     def edit(props: bytes, names: bytes) -> bytes:
         if not link.trust_user_id:
@@ -135,7 +135,7 @@ def forwarded_by(
     """
     place: dict[str, Any] = {
         "uri": without_credentials(uri),
-        "exchange": link.upstream_exchange,
+        "exchange": link.exchange,  # as RabbitMQ: the name here
         "redelivered": False,
         "cluster-name": upstream[0],
         "vhost": upstream[1],

@@ -69,7 +69,7 @@ class ExchangeLinkRunner:
         self._pump: Pump | None = None
         name = f"Federation link (upstream: {link.upstream}, policy: {link.policy})"
         delay_s = max(link.reconnect_delay_s, DELAY_S_MIN)
-        self._tries = Tries(self.state, name, link.vhost, delay_s, doors, tell)
+        self._tries = Tries(self.state, name, link.vhost, delay_s, doors, tell, True)
         self._tries.is_hopeless = self._is_own_loop()
 
     async def run(self) -> None:
@@ -205,6 +205,9 @@ class ExchangeLinkRunner:
                 await upstream.follow(self._wanted())
         except LinkFailed as failed:
             pump.end(LinkFailed(f"source: {failed}"))
+        except Exception as failed:
+            log.exception("link %s in vhost '%s'", self._link.id, self._link.vhost)
+            pump.end(LinkFailed(f"internal error: {type(failed).__name__}"))
 
     def _wanted(self) -> list[Binding]:
         if self._bindings is None:

@@ -47,7 +47,7 @@ def edited(props: dict[str, Any], redelivered: bool = False, **more: Any) -> Any
 
 @pytest.mark.row("J12")
 def test_the_upstream_is_noted_in_front_of_those_before() -> None:
-    entry = {"uri": "amqp://h", "exchange": "there", "redelivered": True, "cluster-name": "up",
+    entry = {"uri": "amqp://h", "exchange": "x", "redelivered": True, "cluster-name": "up",
              "vhost": "v"}  # fmt: skip
     given = {"content_type": "a/b", "user_id": "me", "headers": {"x-sequence": 1, "CC": ["k"]}}
     found = edited(given, redelivered=True)

@@ -50,7 +50,7 @@ def test_the_first_link_notes_where_a_message_was_published() -> None:
     names = b"\1" + short(b"e") + short("k\u00fc".encode())
     given = {"content_type": "a/b", "user_id": "me", "headers": {"x-sequence": 1, "CC": ["k"]}}
     found = edited(link(), given, names)
-    entry = {"uri": "amqp://h", "queue": "there", "redelivered": True, "visit-count": 1}
+    entry = {"uri": "amqp://h", "queue": "q", "redelivered": True, "visit-count": 1}
     assert found.headers == {
         "x-received-from": [entry], "x-original-exchange": "e",
         "x-original-routing-key": "k\u00fc", "x-original-cc": ["k"],
@@ -62,8 +62,8 @@ def test_the_first_link_notes_where_a_message_was_published() -> None:
 @pytest.mark.row("J11")
 def test_a_message_that_comes_again_from_a_queue_is_counted_and_others_stay() -> None:
     names = b"\0" + short(b"") + short(b"q")
-    other = {"uri": "amqp://other", "queue": "there", "redelivered": False, "visit-count": 9}
-    here = {"uri": "amqp://h", "queue": "there", "redelivered": True, "visit-count": 3}
+    other = {"uri": "amqp://other", "queue": "q", "redelivered": False, "visit-count": 9}
+    here = {"uri": "amqp://h", "queue": "q", "redelivered": True, "visit-count": 3}
     before = {"x-received-from": [other, here, "no table"], "x-original-exchange": "e"}
     found = edited(link(), {"headers": before}, names)
     assert found.headers == {
