@@ -89,6 +89,42 @@ def federate(broker: RealBroker, name: str, vhost: str = "/", /, **value: Any) -
         assert status in (201, 204), said
 
 
+def federate_exchange(broker: RealBroker, vhost: str, exchange: str, /, **value: Any) -> None:
+    """Federate an exchange; `_` in names of keys stands for `-`."""
+    value = {"reconnect-delay": 0.2} | {key.replace("_", "-"): item for key, item in value.items()}
+    place = f"{quote(vhost, safe='')}/{exchange}"
+    policy = {
+        "pattern": f"^{exchange}$",
+        "definition": {"federation-upstream": exchange},
+        "apply-to": "exchanges",
+    }
+    for path, body in (
+        (f"exchanges/{place}", {"type": "topic", "durable": True}),
+        (f"parameters/federation-upstream/{place}", {"value": value}),
+        (f"policies/{place}", policy),
+    ):
+        status, said = call(broker, "PUT", path, body)
+        assert status in (201, 204), said
+
+
+def bind(broker: RealBroker, vhost: str, exchange: str, queue: str, *keys: str) -> None:
+    """Declare a queue, and bind it to an exchange with these keys."""
+    place = quote(vhost, safe="")
+    call(broker, "PUT", f"queues/{place}/{queue}", {"durable": True})
+    for key in keys:
+        body = {"routing_key": key, "arguments": {}}
+        status, said = call(broker, "POST", f"bindings/{place}/e/{exchange}/q/{queue}", body)
+        assert status == 201, said
+
+
+def keys_at(broker: RealBroker, vhost: str, exchange: str) -> set[str]:
+    """Return the keys of the bindings from an exchange to internal ones."""
+    place = quote(vhost, safe="")
+    found = call(broker, "GET", f"exchanges/{place}/{exchange}/bindings/source")[1]
+    rows = found if isinstance(found, list) else []
+    return {row["routing_key"] for row in rows if row["destination"].startswith("federation: ")}
+
+
 def connected(broker: RealBroker, user: str = "guest") -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.URLParameters(uri(broker, user)))
 

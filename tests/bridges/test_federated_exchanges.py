@@ -10,7 +10,15 @@ import pika
 import pytest
 
 from shardmq.broker.controller.management.responses.schemas import MORE, ROWS
-from tests.bridges.moving import call, connected, taken, uri
+from tests.bridges.moving import (
+    bind,
+    call,
+    connected,
+    federate_exchange,
+    keys_at,
+    taken,
+    uri,
+)
 from tests.support.real_broker import RealBroker, wait_until
 
 pytestmark = [pytest.mark.broker]
@@ -41,34 +49,6 @@ def vhosts(broker: RealBroker, name: str) -> Iterator[list[str]]:
         call(broker, "DELETE", f"vhosts/{vhost}")
 
 
-def federate(broker: RealBroker, vhost: str, exchange: str, **value: Any) -> None:
-    """Federate an exchange; `_` in names of keys stands for `-`."""
-    value = {"reconnect-delay": 0.2} | {key.replace("_", "-"): item for key, item in value.items()}
-    place = f"{quote(vhost, safe='')}/{exchange}"
-    policy = {
-        "pattern": f"^{exchange}$",
-        "definition": {"federation-upstream": exchange},
-        "apply-to": "exchanges",
-    }
-    for path, body in (
-        (f"exchanges/{place}", {"type": "topic", "durable": True}),
-        (f"parameters/federation-upstream/{place}", {"value": value}),
-        (f"policies/{place}", policy),
-    ):
-        status, said = call(broker, "PUT", path, body)
-        assert status in (201, 204), said
-
-
-def bind(broker: RealBroker, vhost: str, exchange: str, queue: str, *keys: str) -> None:
-    """Declare a queue, and bind it to an exchange with these keys."""
-    place = quote(vhost, safe="")
-    call(broker, "PUT", f"queues/{place}/{queue}", {"durable": True})
-    for key in keys:
-        body = {"routing_key": key, "arguments": {}}
-        status, said = call(broker, "POST", f"bindings/{place}/e/{exchange}/q/{queue}", body)
-        assert status == 201, said
-
-
 def link_of(broker: RealBroker, vhost: str, exchange: str, **fields: Any) -> dict[str, Any]:
     """Return the link of an exchange when it has these fields."""
     seen: list[dict[str, Any]] = []
@@ -83,14 +63,6 @@ def link_of(broker: RealBroker, vhost: str, exchange: str, **fields: Any) -> dic
     except AssertionError:
         raise AssertionError(f"{fields} not in {seen}") from None
     return seen[0]
-
-
-def keys_at(broker: RealBroker, vhost: str, exchange: str) -> set[str]:
-    """Return the keys of the bindings from an exchange to internal ones."""
-    place = quote(vhost, safe="")
-    found = call(broker, "GET", f"exchanges/{place}/{exchange}/bindings/source")[1]
-    rows = found if isinstance(found, list) else []
-    return {row["routing_key"] for row in rows if row["destination"].startswith("federation: ")}
 
 
 def publish(broker: RealBroker, exchange: str, key: str, body: bytes, vhost: str = "/") -> None:
@@ -131,7 +103,7 @@ def test_bindings_go_upstream_and_messages_come_until_the_policy_goes(
     broker: RealBroker, upstream: RealBroker, name: str
 ) -> None:
     try:
-        federate(broker, "/", name, uri=uri(upstream))
+        federate_exchange(broker, "/", name, uri=uri(upstream))
         bind(broker, "/", name, name, "a.*", "b")
         link = link_of(broker, "/", name, status="running", is_pulling=True)
         fields = f"{ROWS['FederationLink']} {MORE['FederationLink']}".split()
@@ -177,7 +149,9 @@ def test_a_ring_of_three_delivers_once_and_as_far_as_max_hops(
 ) -> None:
     """Messages go from vhost 0 to 1, to 2 and back to 0."""
     for number, vhost in enumerate(vhosts):
-        federate(broker, vhost, name, uri=f"amqp:///{vhosts[number - 1]}", max_hops=max_hops)
+        federate_exchange(
+            broker, vhost, name, uri=f"amqp:///{vhosts[number - 1]}", max_hops=max_hops
+        )
         bind(broker, vhost, name, "q", f"k.{number}", "all.*")
     for vhost in vhosts:
         link_of(broker, vhost, name, status="running")
@@ -206,7 +180,7 @@ def test_messages_wait_upstream_while_the_broker_with_the_link_is_down(
 ) -> None:
     here = RealBroker(tmp_path_factory.mktemp("down") / "data", shards=1)
     try:
-        federate(here, "/", name, uri=uri(upstream))
+        federate_exchange(here, "/", name, uri=uri(upstream))
         bind(here, "/", name, name, "#")
         link_of(here, "/", name, status="running")
         wait_until(lambda: keys_at(upstream, "/", name) == {"#"}, "the binding is there")

@@ -15,11 +15,14 @@ import pika.exceptions
 import pytest
 
 from tests.bridges.moving import (
+    bind,
     call,
     connected,
     delete_shovel,
     federate,
+    federate_exchange,
     fill,
+    keys_at,
     set_shovel,
     uri,
 )
@@ -153,6 +156,64 @@ def test_no_message_of_a_federated_queue_is_lost(brokers: Brokers, victim: tuple
     assert not missing, f"{len(missing)} lost, such as {sorted(missing)[:5]}"
     for path in (f"policies/%2F/{name}", f"parameters/federation-upstream/%2F/{name}"):
         assert call(destination, "DELETE", path)[0] == 204
+
+
+# The same for a link of exchanges.
+VICTIMS_OF_EXCHANGES = [
+    (DESTINATION, "bridges"),
+    *(pytest.param((DESTINATION, kind), marks=pytest.mark.torture)
+      for kind in ("controller", "front-door", "shard", "")),
+    pytest.param((SOURCE, "shard"), marks=pytest.mark.torture),
+    pytest.param((SOURCE, ""), marks=pytest.mark.torture),
+]  # fmt: skip
+
+
+@pytest.mark.row("J12", "P2")
+@pytest.mark.parametrize("victim", VICTIMS_OF_EXCHANGES)
+def test_no_message_of_a_federated_exchange_is_lost(
+    brokers: Brokers, victim: tuple[int, str]
+) -> None:
+    """Messages are published before and behind the death, because bindings must outlive it."""
+    source, destination = brokers
+    for number, broker in enumerate(brokers):
+        call(broker, "PUT", "cluster-name", {"name": f"broker-{number}"})
+    name = f"exchange-{next(_numbers)}"
+    federate_exchange(destination, "/", name, uri=uri(source), prefetch_count=PREFETCH)
+    bind(destination, "/", name, name, "k.#")
+    wait_until(lambda: keys_at(source, "/", name) == {"k.#"}, "the binding is there")
+    first, then = ([b"%d" % number for number in range(MESSAGES)][part::2] for part in (0, 1))
+    publish_all(source, name, first)
+    wait_until(lambda: waiting(destination, name) >= 200, "messages move")
+    dies, kind = brokers[victim[0]], victim[1]
+    if kind:
+        dies.kill(kind)
+    else:
+        dies.kill_all()
+        dies.start()
+    publish_all(source, name, then)
+    wanted = {*first, *then}
+    missing = wanted - arrived(destination, name, wanted)
+    assert not missing, f"{len(missing)} lost, such as {sorted(missing)[:5]}"
+    for path in (f"policies/%2F/{name}", f"parameters/federation-upstream/%2F/{name}"):
+        assert call(destination, "DELETE", path)[0] == 204
+
+
+def publish_all(broker: RealBroker, exchange: str, bodies: list[bytes]) -> None:
+    """Publish persistent messages, again and again until one transaction has all of them."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with connected(broker) as connection:
+                channel = connection.channel()
+                channel.tx_select()
+                given = pika.BasicProperties(delivery_mode=2)
+                for body in bodies:
+                    channel.basic_publish(exchange, "k.x", body, given)
+                channel.tx_commit()
+            return
+        except (pika.exceptions.AMQPError, OSError):
+            if time.monotonic() > end:
+                raise
 
 
 @pytest.mark.torture
