@@ -63,6 +63,7 @@ class Bridges:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._ending: dict[Key, asyncio.Task[None]] = {}  # stopped, and not done in time
         self._writer: asyncio.StreamWriter | None = None
+        self._running = asyncio.Lock()  # one `_run` at a time: an older one is not to end last
         self._news = asyncio.Event()
         self._told = b""
         self._next_door = 0
@@ -123,7 +124,9 @@ class Bridges:
                 elif isinstance(told, Bindings):
                     self._bind(told)
                 else:
-                    await self._run(told.bridges, told.cluster)
+                    async with self._running:
+                        if self._writer is writer:
+                            await self._run(told.bridges, told.cluster)
                     self._news.set()
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             log.warning("the connection to the controller ended: %s", error)

@@ -72,6 +72,8 @@ from shardmq.broker.shared.cluster_name import cluster_name
 
 # After a failure the process is called again so much later, at first and at most.
 AGAIN_S, AGAIN_S_MAX = 0.25, 5.0
+# The process has so long to stop all and to end the call, when nothing is to run any more.
+GOODBYE_S_MAX: Final = 5.0
 # Changes that may change what is to run, and those that may in vhosts with federated queues.
 _CHANGES: Final = frozenset((ParameterPut, ParameterDelete, VhostDelete))
 _THINGS: Final = frozenset((QueuePut, QueueDelete, ExchangePut, ExchangeDelete))
@@ -233,14 +235,21 @@ class Bridges:
             except OSError as error:
                 log.warning("the process of bridges cannot be called: %s", error)
             else:
+                listening = asyncio.create_task(self._listen(reader))
                 parts = [
-                    asyncio.create_task(self._listen(reader)),
+                    listening,
                     asyncio.create_task(self._tell_pulling(writer)),
                     asyncio.create_task(self._tell_bindings(writer)),
                 ]
                 try:
                     if await self._tell(writer, parts):
                         wait_s = AGAIN_S
+                        for part in parts[1:]:
+                            _end(part)
+                        # A close with states unread would be a reset, and the process might not
+                        # read what it was told last: that nothing is to run.
+                        writer.write_eof()
+                        await asyncio.wait([listening], timeout=GOODBYE_S_MAX)
                         continue
                 except OSError as error:
                     log.warning("the process of bridges is gone: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from shardmq.broker.amqp.methods import Long, decode_table, encode_table
 from shardmq.broker.amqp.properties import encode_properties, read
 from shardmq.broker.model.federation import ExchangeLink
 from shardmq.broker.model.upstream_bindings import Binding, Place, at_upstream
-from shardmq.broker.shared.bridging import Bindings, Order
+from shardmq.broker.shared.bridging import Bindings, Order, Run, line
 
 HISTORIES = 150
 QUEUE = "federation: there -> here:x"
@@ -300,6 +301,34 @@ async def test_a_link_leaves_its_upstream_only_for_good_and_knows_its_bindings(
     await bridges._run([], "there")
     assert isinstance(last, ExchangeLinkRunner) and last.leaves
     assert bridges._bindings == {}
+
+
+async def test_what_an_older_call_says_is_not_run_behind_what_a_newer_one_says(
+    tmp_path: Path,
+) -> None:
+    config = SimpleNamespace(runtime_dir=str(tmp_path), first_door=0, doors=1)
+    bridges = Bridges(cast(Any, config))
+    has_stopped = asyncio.Event()
+    stop = bridges._stop_runners
+
+    async def stop_slowly(keys: Any) -> None:
+        await stop(keys)
+        if keys:
+            await has_stopped.wait()
+
+    bridges._stop_runners = stop_slowly  # type: ignore[method-assign]
+    calls = []
+    for orders in ([Order(link(), 1)], [Order(link(), 2)], [Order(link(), 3)], []):
+        reader = asyncio.StreamReader()
+        reader.feed_data(line(Run(orders, "here")))
+        writer = SimpleNamespace(transport=SimpleNamespace(abort=reader.feed_eof))
+        calls.append(asyncio.create_task(bridges._controller_calls(reader, cast(Any, writer))))
+        for _ in range(10):
+            await asyncio.sleep(0)
+    has_stopped.set()
+    reader.feed_eof()
+    await asyncio.wait(calls)
+    assert bridges._runners == {}
 
 
 @pytest.mark.row("J12")

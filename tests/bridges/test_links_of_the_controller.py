@@ -40,6 +40,7 @@ from shardmq.broker.shared.bridging import (
     Key,
     Pull,
     Run,
+    Told,
     key_of,
 )
 
@@ -156,6 +157,43 @@ async def test_a_fault_while_shards_are_asked_makes_a_new_call_and_a_run_is_told
         bridges.changed([ParameterPut("v", UPSTREAM, "u", {})])
         assert (await process.hears(Run)).bridges[0].life == 1
         assert await process.hears(Pull) == first
+    finally:
+        running.cancel()
+        server.close()
+
+
+@pytest.mark.row("J11")
+async def test_the_process_hears_that_nothing_is_to_run_before_the_call_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    catalog = Catalog()
+    federated(catalog, "v", "u")
+    catalog.apply(QueuePut("v", "q", 1, 0))
+    bridges = Bridges(
+        cast(Any, SimpleNamespace(catalog=catalog)), lambda: str(tmp_path), cast(Any, None)
+    )
+
+    async def pulling(links: Iterable[QueueLink]) -> list[Key]:
+        return []
+
+    monkeypatch.setattr(bridges._demand, "pulling", pulling)
+    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while text := await reader.readline():
+            told = msgspec.json.decode(text, type=Run | Pull)
+            if isinstance(told, Run) and told.bridges:
+                catalog.apply(QueueDelete("v", "q"))
+                bridges.changed([ParameterPut("v", UPSTREAM, "u", {})])
+        with contextlib.closing(writer):  # the controller still listens
+            writer.write(bridging.bridging.line(Told([])))
+            await writer.drain()
+            ended.set_result(len(told.bridges) if isinstance(told, Run) else -1)
+
+    server = await asyncio.start_unix_server(talk, tmp_path / bridging.SOCKET_NAME)
+    running = asyncio.create_task(bridges.run())
+    try:
+        assert await asyncio.wait_for(ended, 30) == 0, "the last word"
     finally:
         running.cancel()
         server.close()
