@@ -117,6 +117,18 @@ def bind(broker: RealBroker, vhost: str, exchange: str, queue: str, *keys: str) 
         assert status == 201, said
 
 
+def wait_for_keys(broker: RealBroker, vhost: str, exchange: str, keys: set[str]) -> None:
+    """Wait until links have bound an exchange with exactly these keys, and publishes follow them.
+
+    The listing shows a binding before the front doors route by it. They follow changes in order, so
+    they do when another change is answered.
+    """
+    wait_until(lambda: keys_at(broker, vhost, exchange) == keys, f"{exchange} is bound with {keys}")
+    other = f"queues/{quote(vhost, safe='')}/{exchange}-routed"
+    assert call(broker, "PUT", other, {})[0] == 201
+    assert call(broker, "DELETE", other)[0] == 204
+
+
 def keys_at(broker: RealBroker, vhost: str, exchange: str) -> set[str]:
     """Return the keys of the bindings from an exchange to internal ones."""
     place = quote(vhost, safe="")

@@ -18,6 +18,7 @@ from tests.bridges.moving import (
     keys_at,
     taken,
     uri,
+    wait_for_keys,
 )
 from tests.support.real_broker import RealBroker, wait_until
 
@@ -110,7 +111,7 @@ def test_bindings_go_upstream_and_messages_come_until_the_policy_goes(
         assert {field.partition(":")[0] for field in fields} - {"queue", "upstream_queue"} == (
             link.keys()
         )
-        wait_until(lambda: keys_at(upstream, "/", name) == {"a.*", "b"}, "bindings are there")
+        wait_for_keys(upstream, "/", name, {"a.*", "b"})
         with connected(upstream) as there:
             channel = there.channel()
             channel.tx_select()
@@ -159,10 +160,7 @@ def test_a_ring_of_three_delivers_once_and_as_far_as_max_hops(
     for number, vhost in enumerate(vhosts):
         downstream = {(number + step) % 3 for step in range(1, reach + 1)}
         expected = {f"k.{other}" for other in downstream} | {"all.*"}
-        wait_until(
-            lambda vhost=vhost, expected=expected: keys_at(broker, vhost, name) == expected,  # type: ignore[misc]
-            f"the bindings of {downstream}",
-        )
+        wait_for_keys(broker, vhost, name, expected)
     publish(broker, name, "all.x", b"first", vhosts[0])
     counts = [1, 1, 1 if max_hops > 1 else 0]
     wait_until(lambda: [depth(broker, vhost, "q") for vhost in vhosts] == counts, f"{counts} come")
@@ -183,7 +181,7 @@ def test_messages_wait_upstream_while_the_broker_with_the_link_is_down(
         federate_exchange(here, "/", name, uri=uri(upstream))
         bind(here, "/", name, name, "#")
         link_of(here, "/", name, status="running")
-        wait_until(lambda: keys_at(upstream, "/", name) == {"#"}, "the binding is there")
+        wait_for_keys(upstream, "/", name, {"#"})
         for is_clean in (False, True):
             if is_clean:
                 here.stop()

@@ -22,9 +22,9 @@ from tests.bridges.moving import (
     federate,
     federate_exchange,
     fill,
-    keys_at,
     set_shovel,
     uri,
+    wait_for_keys,
 )
 from tests.support.real_broker import PATIENCE_S, RealBroker, wait_until
 
@@ -180,7 +180,7 @@ def test_no_message_of_a_federated_exchange_is_lost(
     name = f"exchange-{next(_numbers)}"
     federate_exchange(destination, "/", name, uri=uri(source), prefetch_count=PREFETCH)
     bind(destination, "/", name, name, "k.#")
-    wait_until(lambda: keys_at(source, "/", name) == {"k.#"}, "the binding is there")
+    wait_for_keys(source, "/", name, {"k.#"})
     first, then = ([b"%d" % number for number in range(MESSAGES)][part::2] for part in (0, 1))
     publish_all(source, name, first)
     wait_until(lambda: waiting(destination, name) >= 200, "messages move")
