@@ -128,7 +128,16 @@ def test_messages_come_in_order_while_a_consumer_waits_and_stay_upstream_otherwi
     assert link["uri"] == f"amqp://127.0.0.1:{upstream.port}", "no secret is shown"
     assert (ready(upstream, queue), ready(broker, queue)) == (len(BODIES), 0)
     found = taken(broker, queue, len(BODIES))
-    assert [body for _, body in found] == BODIES
+    bodies = [body for _, body in found]
+    [after] = links(broker, queue)
+    moved = {"message_count": len(BODIES)}
+    if ack_mode == "no-ack" and after["timestamp"] != link["timestamp"]:
+        # A try that ends loses what was on its way, and nothing else.
+        assert bodies == sorted(set(bodies), key=int), after
+        moved = {}
+    else:
+        left = ready(upstream, queue), ready(broker, queue)
+        assert bodies == BODIES, (len(bodies), left, link, after)
     properties = found[0][0]
     assert properties.delivery_mode == 2
     assert properties.headers == {
@@ -138,7 +147,7 @@ def test_messages_come_in_order_while_a_consumer_waits_and_stay_upstream_otherwi
         "x-original-exchange": "",
         "x-original-routing-key": queue,
     }
-    wait_for(broker, queue, is_pulling=False, message_count=len(BODIES), pending=0)
+    wait_for(broker, queue, is_pulling=False, pending=0, **moved)
     fill(upstream, queue, [b"later"])
     with looked_at(broker, queue):
         pass
