@@ -5,6 +5,9 @@ what a bridge needs (queues, a consumer, confirms) is made with it step by step.
 set: from then on this function takes what was read, in batches, and the loop of Python sees only
 the frames that it leaves.
 
+While messages are published, the channel may be within one at any time, and no method may come
+there. Who wants to call one all the same opens the channel `COMMANDS` and calls it there.
+
 Whatever ends the connection makes it `failed`, once, with the reason: the peer closed it, said
 nothing for two heartbeats, sent what is not AMQP, or sent a frame that is larger than agreed.
 Nothing here grows without a bound. What was read and is no whole frame yet is less than a frame.
@@ -41,6 +44,7 @@ from shardmq.broker.model.amqp_uri import AmqpUri
 from shardmq.broker.model.permissions import DIRECT, INTERNAL_USER
 
 CHANNEL: Final = 1
+COMMANDS: Final = 2  # the channel for methods while `CHANNEL` may be within a message
 FRAME_BYTES_MAX: Final = 128 << 10
 # The peer says nothing for so long: ANSWER_S_MAX for the answer to a method, the timeout of the URI
 # for the handshake.
@@ -143,12 +147,12 @@ class Connection(asyncio.BufferedProtocol):
         if heartbeat:
             self._beat()
 
-    async def open_channel(self) -> None:
-        await self._wait_for(commands.Channel.OpenOk, _frame(CHANNEL, commands.Channel.Open()))
+    async def open_channel(self, channel: int = CHANNEL) -> None:
+        await self._wait_for(commands.Channel.OpenOk, _frame(channel, commands.Channel.Open()))
 
-    async def call(self, method: base.Frame, answer: type[T]) -> T:
+    async def call(self, method: base.Frame, answer: type[T], channel: int = CHANNEL) -> T:
         """Send a method and return its answer. Raises ChannelClosed and LinkFailed."""
-        return await self._wait_for(answer, _frame(CHANNEL, method))
+        return await self._wait_for(answer, _frame(channel, method))
 
     async def call_or_reopen(self, method: base.Frame, answer: type[T]) -> T | None:
         """Do the same as `call`, but return None for 404, with the channel open again."""

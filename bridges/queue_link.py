@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from pamqp import commands
 
-from shardmq.bridges.connection import Connection
+from shardmq.bridges.connection import COMMANDS, Connection
 from shardmq.bridges.destinations import AmqpDestination, ensure_queue
 from shardmq.bridges.editing import received_from
 from shardmq.bridges.errors import LinkFailed
@@ -108,6 +108,7 @@ class QueueLinkRunner:
             destination = AmqpDestination(downstream)
             if link.ack_mode == "on-confirm":
                 await destination.confirm()
+            await downstream.open_channel(COMMANDS)
             frame_bytes_max = downstream.frame_bytes_max
             upstream = await self._tries.open_any("src", link.uris, frame_bytes_max, link.vhost)
             opened.append(upstream)
@@ -193,7 +194,7 @@ class QueueLinkRunner:
     async def _is_empty(self, downstream: Connection) -> bool:
         """Return whether no message is ready in the queue here."""
         passive = unchecked(commands.Queue.Declare, queue=self._link.queue, passive=True)
-        found = await downstream.call(passive, commands.Queue.DeclareOk)
+        found = await downstream.call(passive, commands.Queue.DeclareOk, COMMANDS)
         return not found.message_count
 
     def _consume(self, upstream: Connection, consumes: bool) -> None:

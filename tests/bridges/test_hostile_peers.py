@@ -48,6 +48,7 @@ class Peer:
         self.at, self.instead, self.more = at, instead, more
         self.port = 0
         self.heard: list[base.Frame] = []
+        self.frames: list[tuple[int, int]] = []  # type and channel of each
         self.ended = asyncio.Event()  # a connection has ended
         self.reads = asyncio.Event()  # publishes; cleared, it does not
         self.reads.set()
@@ -67,6 +68,7 @@ class Peer:
                 kind, channel, size = struct.unpack(">BHI", await reader.readexactly(7))
                 payload = await reader.readexactly(size)
                 await reader.readexactly(1)
+                self.frames.append((kind, channel))
                 if kind != 1:
                     continue
                 ids = struct.unpack_from(">HH", payload)

@@ -13,7 +13,7 @@ import pytest
 from pamqp import base, commands
 
 from shardmq.bridges import queue_link
-from shardmq.bridges.connection import Connection, _frame
+from shardmq.bridges.connection import COMMANDS, Connection, _frame
 from shardmq.bridges.editing import editor, received_from
 from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.process import Bridges
@@ -30,8 +30,8 @@ from shardmq.broker.model.federation import QueueLink
 from shardmq.broker.shared.bridging import Order, key_of
 from shardmq.shardd.wire.messages import ConsumerStats, QueueStats, Stats, StatsReply
 from tests.bridges import test_hostile_peers
-from tests.bridges.test_hostile_peers import NEVER, Peer
-from tests.reference.relay import short
+from tests.bridges.test_hostile_peers import NEVER, Peer, delivery
+from tests.reference.relay import frame, short
 
 HISTORIES = 200
 
@@ -159,7 +159,8 @@ class Ends:
     def send(self, method: base.Frame) -> None:
         self.said.put_nowait(method)
 
-    async def call(self, method: base.Frame, answer: type[base.Frame]) -> Any:
+    async def call(self, method: base.Frame, answer: type[base.Frame], channel: int) -> Any:
+        assert channel == COMMANDS
         if self.failure is not None:
             raise self.failure
         return commands.Queue.DeclareOk("q", self.messages, 0)
@@ -292,6 +293,40 @@ async def test_a_link_hears_of_a_queue_that_is_gone_whatever_its_mode(
             await asyncio.wait_for(runner._run_once(), 30)
         assert mandatory == [True]
     finally:
+        server.close()
+        there.close()
+
+
+@pytest.mark.row("J11")
+async def test_a_link_looks_at_its_queue_also_while_a_message_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = commands.Connection.Start(
+        server_properties={"capabilities": {queue_link.NEEDED: True}},
+        mechanisms="PLAIN",
+        locales="en_US",
+    )
+    monkeypatch.setattr(test_hostile_peers, "START", encode_method(start))
+    empty = commands.Queue.DeclareOk("q", 0, 0)
+    monkeypatch.setitem(test_hostile_peers.ANSWERS, (50, 10), empty)
+    without_body = delivery(2)[: -len(frame(3, 1, b"a"))]
+    here, there = Peer(NEVER, b""), Peer((60, 20), b"", delivery(1) + without_body)
+    path = str(tmp_path / "door")
+    server = await asyncio.start_unix_server(here._talk, path)
+    await there.serve()
+    given = link(uri=f"amqp://127.0.0.1:{there.port}", ack_mode="no-ack", prefetch=1)
+    runner = QueueLinkRunner(Order(given, 1), lambda: [path], lambda: None)
+    runner.pull(True)
+    running = asyncio.create_task(runner.run())
+    try:
+        async with asyncio.timeout(30):
+            while sum(isinstance(each, commands.Queue.Declare) for each in here.heard) < 2:
+                await asyncio.sleep(0.001)
+        published = [kind for kind, channel in here.frames if channel == 1]
+        assert published == [1, 1, 2, 3, 1, 2], "channel.open and two messages, one of them cut"
+        assert (1, 2) in here.frames
+    finally:
+        running.cancel()
         server.close()
         there.close()
 
