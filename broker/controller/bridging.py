@@ -10,11 +10,9 @@ as `permissions.INTERNAL_USER`. The HTTP API sees to it that whoever sets the pa
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -22,14 +20,13 @@ import msgspec
 
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.demand import Demand, rest_s
+from shardmq.broker.controller.federated_bindings import FederatedBindings
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     CLUSTER_NAME,
     GLOBAL,
     AnyChange,
-    BindingDelete,
-    BindingPut,
     ExchangeDelete,
     ExchangePut,
     ParameterDelete,
@@ -42,7 +39,6 @@ from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.federation import (
     UPSTREAM,
     UPSTREAM_SET,
-    ExchangeLink,
     Link,
     QueueLink,
     faults,
@@ -52,14 +48,12 @@ from shardmq.broker.model.federation import (
 )
 from shardmq.broker.model.policies import POLICY
 from shardmq.broker.model.shovels import PAUSED, SHOVEL, obstacle, read
-from shardmq.broker.model.upstream_bindings import wanted
 from shardmq.broker.shared import bridging
 from shardmq.broker.shared.bridging import (
     LINE_BYTES_MAX,
     SOCKET_NAME,
     STARTING,
     TERMINATED,
-    Bindings,
     BridgeState,
     Key,
     Order,
@@ -77,8 +71,6 @@ GOODBYE_S_MAX: Final = 5.0
 # Changes that may change what is to run, and those that may in vhosts with federated queues.
 _CHANGES: Final = frozenset((ParameterPut, ParameterDelete, VhostDelete))
 _THINGS: Final = frozenset((QueuePut, QueueDelete, ExchangePut, ExchangeDelete))
-# Changes that may change the bindings of an exchange.
-_BINDINGS: Final = frozenset((BindingPut, BindingDelete, QueueDelete, ExchangeDelete))
 GONE_KEPT_MAX: Final = 1000
 # To find the links takes at most one part in so many of a processor while queues come and go.
 REST_SHARE: Final = 20
@@ -89,7 +81,6 @@ FAULT_CHARS_MAX: Final = 500
 TOO_MANY: Final = "there are more than {} links: this one and others behind it do not run"
 
 Name = tuple[str, str]  # of a shovel: vhost and name
-Place = tuple[str, str]  # of an exchange: vhost and name
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +98,7 @@ class Bridges:
         self._beyond: Link | None = None  # the first link that is one too many
         self._queue_links: list[QueueLink] = []  # of `_links`
         self._has_queue_links = asyncio.Event()
-        self._federated: dict[Place, None] = {}  # exchanges that links bring messages to
-        self._newly_federated: set[Place] = set()  # which the process may have forgotten
-        self._rebound: set[Place] = set()  # whose bindings may have changed since they were told
-        self._has_rebound = asyncio.Event()
+        self._bindings = FederatedBindings(authority.catalog)
         self._vhosts: frozenset[str] = frozenset()  # whose policies federate
         self._is_stale = True  # the links are to be looked for
         self._rest_s = 0.0  # until the links are looked for because queues have changed
@@ -129,9 +117,7 @@ class Bridges:
     def changed(self, changes: list[AnyChange]) -> None:
         """Follow changes of the catalog."""
         kinds = set(map(type, changes))
-        if self._federated and not _BINDINGS.isdisjoint(kinds):
-            for change in changes:
-                self._rebind(self._rebound_by(change))
+        self._bindings.changed(changes, kinds)
         if not _CHANGES.isdisjoint(kinds):
             for change in changes:
                 if self._changes_links(change):
@@ -239,7 +225,7 @@ class Bridges:
                 parts = [
                     listening,
                     asyncio.create_task(self._tell_pulling(writer)),
-                    asyncio.create_task(self._tell_bindings(writer)),
+                    asyncio.create_task(self._bindings.tell(writer)),
                 ]
                 try:
                     if await self._tell(writer, parts):
@@ -312,33 +298,6 @@ class Bridges:
                 self._told_pulling = keys
                 writer.write(bridging.line(Pull(keys)))
             await asyncio.sleep(rest_s(took_s))
-
-    async def _tell_bindings(self, writer: asyncio.StreamWriter) -> None:
-        """Tell the process the bindings of federated exchanges, and each change of them."""
-        told: dict[Place, bytes] = {}  # the digest of the line that said it
-        self._rebind(self._federated)
-        while not writer.is_closing():
-            await self._has_rebound.wait()
-            self._has_rebound.clear()
-            took_s = 0.0
-            told = {place: told[place] for place in self._federated if place in told}
-            rebound, self._rebound = self._rebound, set()
-            for place in rebound & self._federated.keys():
-                began = time.monotonic()
-                vhost, exchange = place
-                found = self._catalog.vhosts.get(vhost)
-                bindings = wanted(found.bindings_from(exchange)) if found is not None else []
-                text = bridging.line(Bindings(vhost, exchange, bindings))
-                digest = hashlib.sha256(text).digest()
-                took_s += time.monotonic() - began
-                if told.get(place) != digest or place in self._newly_federated:
-                    self._newly_federated.discard(place)
-                    told[place] = digest
-                    writer.write(text)
-                    with suppress(OSError):  # the loop ends then
-                        await writer.drain()
-                await asyncio.sleep(0)
-            await asyncio.sleep(min(REST_SHARE * took_s, REST_S_MAX))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Take the states that the process tells."""
@@ -429,32 +388,7 @@ class Bridges:
             self._has_queue_links.set()
         else:
             self._has_queue_links.clear()
-        federated: dict[Place, None] = {
-            (link.vhost, link.exchange): None
-            for link in links.values()
-            if isinstance(link, ExchangeLink)
-        }
-        # The process has forgotten the bindings of one that was not federated in between.
-        new = federated.keys() - self._federated.keys()
-        self._federated = federated
-        self._newly_federated = (self._newly_federated | new) & federated.keys()
-        self._rebind(new)
-
-    def _rebind(self, places: Iterable[Place]) -> None:
-        """See to it that the process is told the bindings of these exchanges again."""
-        self._rebound.update(places)
-        if self._rebound:
-            self._has_rebound.set()
-
-    def _rebound_by(self, change: AnyChange) -> Iterable[Place]:
-        """Return the federated exchanges whose bindings a change may have changed."""
-        match change:
-            case BindingPut() | BindingDelete():
-                place = change.vhost, change.source
-                return (place,) if place in self._federated else ()
-            case QueueDelete() | ExchangeDelete():
-                return [place for place in self._federated if place[0] == change.vhost]
-        return ()
+        self._bindings.federate(links.values())
 
     def _life(self, key: Key, value: Any) -> int:
         """Return the number of the life of a bridge that is asked for with this value."""

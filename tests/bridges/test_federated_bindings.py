@@ -1,0 +1,125 @@
+"""The process of bridges knows the bindings of each federated exchange, and is told them once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from shardmq.broker.controller import federated_bindings
+from shardmq.broker.controller.federated_bindings import FederatedBindings
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import (
+    AnyChange,
+    BindingDelete,
+    BindingPut,
+    ExchangeDelete,
+    ExchangePut,
+    QueueDelete,
+    QueuePut,
+    VhostPut,
+)
+from shardmq.broker.model.federation import ExchangeLink
+from shardmq.broker.shared.bridging import Bindings
+
+HISTORIES = 100
+STEPS = 30
+VHOSTS, EXCHANGES, QUEUES, KEYS = ("/", "v"), ("x", "y"), ("q", "r"), ("a", "b")
+
+
+class Process:
+    """The process of bridges, which knows what it was told of exchanges that are federated."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str], list[str]] = {}
+        self.told = 0
+
+    def write(self, text: bytes) -> None:
+        told = msgspec.json.decode(text, type=Bindings)
+        assert told.bindings is not None
+        keys = [each.key for each in told.bindings]
+        place = told.vhost, told.exchange
+        assert self.known.get(place) != keys, "it knows that"
+        self.known[place] = keys
+        self.told += 1
+
+    async def drain(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def link(vhost: str, exchange: str) -> ExchangeLink:
+    return ExchangeLink(
+        vhost=vhost, exchange=exchange, upstream_exchange=exchange, exchange_type="topic",
+        upstream="u", policy="p", consumer_tag="t", uris=["amqp://h"],
+    )  # fmt: skip
+
+
+@pytest.mark.row("J12")
+async def test_any_history_is_told_and_nothing_twice(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(federated_bindings, "REST_SHARE", 0)
+    for history in range(HISTORIES):
+        chance = random.Random(pytestconfig.option.seed + history)
+        catalog = Catalog()
+        for vhost in VHOSTS:
+            catalog.apply(VhostPut(vhost))
+            for exchange in EXCHANGES:
+                catalog.apply(ExchangePut(vhost, exchange, "topic"))
+            for id, queue in enumerate(QUEUES):
+                catalog.apply(QueuePut(vhost, queue, id, 0))
+        bindings, process = FederatedBindings(catalog), Process()
+        telling = asyncio.create_task(bindings.tell(cast(Any, process)))
+        federated: list[ExchangeLink] = []
+        try:
+            for _ in range(STEPS):
+                vhost, exchange = chance.choice(VHOSTS), chance.choice(EXCHANGES)
+                queue, key = chance.choice(QUEUES), chance.choice(KEYS)
+                binding = vhost, exchange, "queue", queue, key
+                found = catalog.vhosts[vhost]
+                changes: list[AnyChange] = []
+                match chance.randrange(6):
+                    case 0 | 1 if exchange in found.exchanges and queue in found.queues:
+                        changes = [BindingPut(*binding)]
+                    case 2 if found.has_binding(BindingDelete(*binding)):
+                        changes = [BindingDelete(*binding)]
+                    case 3 if chance.random() < 0.3 and queue in found.queues:
+                        changes = [QueueDelete(vhost, queue)]
+                    case 4 if chance.random() < 0.3 and exchange in found.exchanges:
+                        changes = [ExchangeDelete(vhost, exchange)]
+                    case 5:
+                        federated = [
+                            link(vhost, exchange)
+                            for vhost in VHOSTS
+                            for exchange in EXCHANGES
+                            if chance.random() < 0.5
+                        ]
+                        places = {(each.vhost, each.exchange) for each in federated}
+                        process.known = {
+                            place: keys for place, keys in process.known.items() if place in places
+                        }
+                        bindings.federate(federated)
+                for change in changes:
+                    catalog.apply(change)
+                bindings.changed(changes, set(map(type, changes)))
+                for _ in range(20 if chance.random() < 0.5 else 0):
+                    await asyncio.sleep(0)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert process.known == {
+                (each.vhost, each.exchange): sorted(
+                    {
+                        put.routing_key
+                        for put in catalog.vhosts[each.vhost].bindings_from(each.exchange)
+                    }
+                )
+                for each in federated
+            }, history
+        finally:
+            telling.cancel()
