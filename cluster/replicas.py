@@ -64,6 +64,15 @@ class Replicas(Struct, frozen=True):
         return self.min_in_sync or (self.count + 1) // 2
 
 
+def of_settings(count: int, min_in_sync: int) -> Replicas:
+    """Return the numbers of the shards in no set.
+
+    The settings may ask for more nodes in sync than other settings allow copies. Then all that can
+    be are asked for.
+    """
+    return Replicas(count, min(count, min_in_sync))
+
+
 class ShardSet(NamedTuple):
     """So many shards of a node have these numbers."""
 

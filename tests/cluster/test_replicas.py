@@ -22,6 +22,7 @@ from shardmq.cluster.replicas import (
     assigned,
     decoded,
     encoded,
+    of_settings,
     shard_set,
 )
 from shardmq.cluster.rules import Record
@@ -219,3 +220,8 @@ def test_a_shard_with_too_few_copies_is_taken_only_if_no_other_has_more(
     assert len(kinds) == 1
     alike = {s for s in shards if (numbers.of(s).count, numbers.of(s).least) in kinds}
     assert set(found) == alike, "all shards of a kind are taken alike"
+
+
+def test_settings_that_allow_fewer_copies_than_are_to_be_in_sync_ask_for_all() -> None:
+    assert of_settings(1, 2) == Replicas(1, 1)
+    assert of_settings(3, 2) == Replicas(3, 2) and of_settings(3, 0) == Replicas(3)

@@ -60,7 +60,7 @@ from shardmq.cluster.operations import CopiedDirectory, OperationLog
 from shardmq.cluster.pairs import EtcdRefused
 from shardmq.cluster.record_store import EtcdRecord
 from shardmq.cluster.records import DOORS_PER_NODE, KeyNames
-from shardmq.cluster.replicas import Replicas, ReplicasOfShards
+from shardmq.cluster.replicas import ReplicasOfShards, of_settings
 from shardmq.cluster.replicated_files import Deposed
 from shardmq.cluster.rules import Lead, Record
 from shardmq.cluster.secret import tls_context
@@ -209,7 +209,7 @@ class Node:
             self._leader.learn({each.number: shards[each.number] for each in near}, doors_of(near))
 
     def _replicas(self) -> ReplicasOfShards:
-        others = Replicas(self._cluster.replicas, self._cluster.min_in_sync)
+        others = of_settings(self._cluster.replicas, self._cluster.min_in_sync)
         return ReplicasOfShards(dict(self._nodes.in_sets), others)
 
     def _understands(self, node: records.Node) -> bool:
