@@ -7,13 +7,16 @@ has a Server from the moment on in which this node leads.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import select
 import sys
 
 from shardmq.shardd.config import ShardConfig, read
 from shardmq.shardd.server import FAILED, SWITCH_INTERVAL_S, TICK_MS, Copied, Server
 from shardmq.shardd.signals import Signals
+from shardmq.shardd.wire.board import path_of
 from shardmq.shardd.wire.memory import keep_warm
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
@@ -37,6 +40,8 @@ def run(config: ShardConfig) -> int:
         return _serve(config, signals, None)
     from shardmq.shardd.seat import Seat  # with asyncio and a client for etcd
 
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path_of(config.runtime_dir, config.shard))
     seat = Seat(config, config.copies)
     seat.start()
     config = _follow(config, signals, seat)

@@ -10,7 +10,8 @@ any process. Each number is written at once and only grows while its slot belong
 reader that comes between two writes finds an older range, but never one that was not true.
 
 A shard that starts again writes another file, and puts it in place when it knows all its streams.
-Until then the ranges of its former life stay readable.
+Until then the ranges of its former life stay readable. If other nodes have copies of the shard, the
+file goes at the start, because one of them may have led since.
 """
 
 from __future__ import annotations
