@@ -16,7 +16,9 @@ class SnapshotRequests:
         self.asked: tuple[Peer, m.Snapshot] | None = None
 
     def on_snapshot(self, peer: Peer, asked: m.Snapshot, now: int) -> None:
-        if self.asked is not None:
+        if self.asked is not None and self.asked[1].directory == asked.directory:
+            self.asked = peer, asked  # asked again by a connection that was cut off meanwhile
+        elif self.asked is not None:
             peer.tell(m.Refused(asked.request, 406, "another snapshot is being made"))
         else:
             self.asked = peer, asked

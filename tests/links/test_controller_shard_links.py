@@ -90,3 +90,14 @@ async def test_each_next_leader_of_a_shard_is_waited_for_but_not_without_end(
             now += 1
         links.learn(0, address := f"tcp://node-{epoch}:again")
         assert links.is_away(0), "the address changes for ever"
+
+
+async def test_what_nobody_waits_for_any_more_is_not_asked_of_the_next_process(
+    links: ShardLinks,
+) -> None:
+    shard = links.shards[0]
+    kept, given_up = (links.request(0, wire.Stats) for _ in range(2))
+    given_up.cancel()
+    await asyncio.sleep(0)
+    assert [waiting.reply for waiting in shard.waiting.values()] == [kept]
+    kept.cancel()

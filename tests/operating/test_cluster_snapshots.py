@@ -99,6 +99,7 @@ class Shards:
         self.answers: dict[int, wire.Message | None] = {}
         self.meanwhile: Callable[[], None] = lambda: None
         self.asked: list[str] = []
+        self.unanswered: list[asyncio.Future[Any]] = []
 
     def request(self, shard: int, message: Callable[[int], Any], wait_s: float) -> Any:
         asked = message(1)
@@ -110,6 +111,8 @@ class Shards:
         answer = self.answers.get(shard, wire.Done(1))
         if answer is not None:
             reply.set_result(answer)
+        else:
+            self.unanswered.append(reply)
         return reply
 
 
@@ -242,6 +245,7 @@ async def test_a_node_that_hangs_is_not_waited_for(
     with pytest.raises(NoSnapshot, match="shard 2: its node h3 is away"):
         await world.snapshots.make(tmp_path / "monday")
     assert left(tmp_path) == DATA
+    assert [reply.cancelled() for reply in world.shards.unanswered] == [True]
 
 
 async def test_a_disk_without_room_for_the_definitions_is_named(

@@ -13,6 +13,7 @@ import pytest
 
 from shardmq.shardd import server, snapshotting
 from shardmq.shardd.server import Server
+from shardmq.shardd.snapshot_requests import SnapshotRequests
 from shardmq.shardd.snapshotting import Snapshotting
 from shardmq.shardd.wire import messages as m
 
@@ -84,3 +85,20 @@ def test_a_merge_that_is_due_wakes_nobody_while_jobs_are_held(
         ),
     )
     assert Server.wait_ms(waits) == (500 if is_held else 0)
+
+
+def test_who_asks_again_for_the_same_snapshot_gets_its_answer() -> None:
+    requests, first, again, other = SnapshotRequests(), *(Asking() for _ in range(3))
+    requests.on_snapshot(first, m.Snapshot(1, "/monday"), 0)  # type: ignore[arg-type] # a fake
+    requests.on_snapshot(again, m.Snapshot(2, "/monday"), 0)  # type: ignore[arg-type]
+    requests.on_snapshot(other, m.Snapshot(3, "/tuesday"), 0)  # type: ignore[arg-type]
+    assert requests.asked == (again, m.Snapshot(2, "/monday"))
+    assert [type(said) for said in other.told] == [m.Refused] and not first.told + again.told
+
+
+class Asking:
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def tell(self, message: object) -> None:
+        self.told.append(message)

@@ -135,16 +135,20 @@ class ClusterSnapshots:
         await _each({node: node for node in parts}, begin)
         before = snapshots.places()
         replies = {shard: snapshots.ask(shard, places[lead.node]) for shard, lead in leads.items()}
-        await asyncio.gather(
-            *(
-                self._answered(replies[shard], lead.node, parts[lead.node].gone)
-                for shard, lead in leads.items()
+        try:
+            await asyncio.gather(
+                *(
+                    self._answered(replies[shard], lead.node, parts[lead.node].gone)
+                    for shard, lead in leads.items()
+                )
             )
-        )
+        finally:
+            # A shard that comes back later must not be asked for a part of this attempt.
+            waiting = [shard for shard, reply in replies.items() if reply.cancel()]
         if (after := await self._nodes.leads()) != leads:
             raise LeadMoved(difference(leads, after))
         for shard, lead in leads.items():
-            if not replies[shard].done():
+            if shard in waiting:
                 raise NoSnapshot(f"shard {shard}: its node {lead.node} is away")
             look_at(shard, replies[shard])
         own = places[self._nodes.own]

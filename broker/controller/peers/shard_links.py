@@ -96,6 +96,11 @@ class Shard:
         # Auto-delete queues that have had a consumer, in any process of the shard.
         self.used: set[int] = set()
 
+    def forget_if_cancelled(self, number: int, reply: Future[Any]) -> None:
+        """Do not ask the next process for what nobody waits for any more."""
+        if reply.cancelled() and (waiting := self.waiting.pop(number, None)) is not None:
+            waiting.timer.cancel()
+
 
 async def _no_doors() -> bool:
     return True
@@ -276,6 +281,7 @@ class ShardLinks:
         number = self._number
         timer = loop.call_later(wait_s, self._give_up, to, number, wait_s)
         waiting = to.waiting[number] = _Waiting(message(number), reply, timer)
+        reply.add_done_callback(partial(to.forget_if_cancelled, number))
         if to.ready:
             self._send(to, waiting.message)
         return reply
