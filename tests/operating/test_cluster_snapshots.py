@@ -182,6 +182,13 @@ async def test_a_node_that_is_down_has_no_part_if_others_lead(world: World, tmp_
     assert made["parts"] == {"h1": [0, 2], "h2": [1]} and made["nodes_away"] == ["h3"]
 
 
+async def test_a_leader_without_its_lease_makes_no_snapshot(world: World, tmp_path: Path) -> None:
+    world.nodes.down, world.nodes.lead = [world.nodes.own], {1: Lead("h2", 7), 2: Lead("h3", 7)}
+    with pytest.raises(NoSnapshot, match="this node is not among those that are alive"):
+        await world.snapshots.make(tmp_path / "monday")
+    assert left(tmp_path) == DATA
+
+
 async def test_a_lead_that_moves_meanwhile_makes_all_begin_anew(
     world: World, tmp_path: Path
 ) -> None:

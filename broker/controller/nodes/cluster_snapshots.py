@@ -97,6 +97,8 @@ class ClusterSnapshots:
 
     async def _make(self, target: Path, snapshots: Snapshots) -> dict[str, Any]:
         leads, alive = await self._nodes.leads(), self._nodes.alive()
+        if self._nodes.own not in alive:
+            raise NoSnapshot("this node is not among those that are alive: try again")
         origin = Origin(
             os.urandom(ID_BYTES).hex(), f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             divided(leads, alive),
