@@ -30,6 +30,8 @@ DIGEST_BYTES: Final = 16  # of BLAKE2b: equal pieces are taken for the same with
 HANDLES_MAX: Final = 64
 PATH_CHARS_MAX: Final = 1024
 ASIDE: Final = "aside"  # where files of another store are put, beside those of the copy
+# A file that is to take the place of one that a snapshot has, until it has its name.
+REPLACEMENT: Final = "replacement.new"
 
 
 class NoPath(Exception):
@@ -193,6 +195,15 @@ def digests_of(files: Files, handle: int, size: int) -> list[bytes]:
     return found
 
 
+def copy_bytes(files: Files, source: int, target: int) -> None:
+    """Write all bytes of an open file to another, which is empty, piece by piece."""
+    size = files.size(source)
+    with memoryview(bytearray(min(PIECE_BYTES, size))) as view:
+        for start in range(0, size, PIECE_BYTES):
+            got = files.read_into(source, view[: min(PIECE_BYTES, size - start)], start)
+            files.write(target, view[:got], start)
+
+
 def checked(path: str) -> str:
     """Return the path if it can only lead to something inside the directory. Raises NoPath."""
     names = path.split("/")
@@ -204,6 +215,10 @@ def checked(path: str) -> str:
 class CopiedDirectory:
     """A directory to which operations of a leader are applied, by one thread at a time.
 
+    A file that has another name, too, is never changed: a snapshot has it, from when this node led.
+    A copy of the file takes its place before the first change. Snapshots make links only while this
+    node leads, and then this object is closed. So a file is looked at once while it is open.
+
     root: its path; the directory is made if it is not there.
     belongs: which paths are part of the copy; others are refused, and stay as they are.
     """
@@ -211,9 +226,13 @@ class CopiedDirectory:
     def __init__(self, files: Files, root: str, belongs: Belongs = lambda path: True) -> None:
         self.root = root
         self._files = files
-        self._belongs: Belongs = lambda path: path.split("/")[0] != ASIDE and belongs(path)
+        self._belongs: Belongs = lambda path: (
+            path.split("/")[0] not in (ASIDE, REPLACEMENT) and belongs(path)
+        )
         self._handles: OrderedDict[str, int] = OrderedDict()
+        self._unlinked: set[str] = set()  # open files that are known to have no other name
         files.make_directory(root)
+        remove_files(files, [f"{root}/{REPLACEMENT}"])
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -228,11 +247,11 @@ class CopiedDirectory:
             case Kind.CREATE:
                 self._handle(path, create=True)
             case Kind.WRITE:
-                files.write(self._handle(path), operation.data, operation.at)
+                files.write(self._unlinked_handle(path), operation.data, operation.at)
             case Kind.ALLOCATE:
-                files.allocate(self._handle(path), operation.at)
+                files.allocate(self._unlinked_handle(path), operation.at)
             case Kind.TRUNCATE:
-                files.truncate(self._handle(path), operation.at)
+                files.truncate(self._unlinked_handle(path), operation.at)
             case Kind.SYNC:
                 files.sync(self._handle(path))
             case Kind.RENAME:
@@ -303,12 +322,13 @@ class CopiedDirectory:
         return [(file.path, pieces) for file in listed if (pieces := self._differing(file))]
 
     def write_piece(self, path: str, position: int, data: bytes) -> None:
-        self._files.write(self._handle(path), data, position)
+        self._files.write(self._unlinked_handle(path), data, position)
 
     def _differing(self, file: FileSums) -> list[int]:
         handle = self._handle(file.path, create=True)
         size = self._files.size(handle)
         if size != file.size:
+            handle = self._unlinked_handle(file.path)
             self._files.truncate(handle, file.size)
         mine = digests_of(self._files, handle, min(size, file.size))
         return [
@@ -343,8 +363,40 @@ class CopiedDirectory:
             self._close(next(iter(self._handles)))
         return handle
 
+    def _unlinked_handle(self, path: str) -> int:
+        """Return the open file of a path for a change: no snapshot has the file."""
+        handle = self._handle(path)
+        if path not in self._unlinked:
+            if self._files.is_linked(handle):
+                handle = self._replaced(path, handle)
+            self._unlinked.add(path)
+        return handle
+
+    def _replaced(self, path: str, handle: int) -> int:
+        """Put a copy in the place of an open file, and return the copy, open.
+
+        What was synced of the file is there after a power cut at any moment. The directory is
+        synced because the leader, which has changed no name, syncs only the file later.
+        """
+        files, place, new = self._files, self._place(path), f"{self.root}/{REPLACEMENT}"
+        remove_files(files, [new])
+        copy = files.open(new, create=True)
+        try:
+            copy_bytes(files, handle, copy)
+            files.sync(copy)
+            files.rename(new, place)
+        except OSError:
+            files.close(copy)
+            remove_files(files, [new])
+            raise
+        self._close(path)
+        self._handles[path] = copy
+        files.sync_directory(os.path.dirname(place))
+        return copy
+
     def _close(self, path: str) -> None:
         """Close the file of a path, and what lies below it."""
         for known in [path, *(each for each in self._handles if each.startswith(f"{path}/"))]:
+            self._unlinked.discard(known)
             if (handle := self._handles.pop(known, None)) is not None:
                 self._files.close(handle)

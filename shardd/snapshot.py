@@ -10,6 +10,8 @@
    grow, and returns when everything is on stable storage.
 
 Links are left to sealed segments of stores and of streams only, which are never written to again.
+No file with two names becomes a spare (store/segments/reclaim.py). A node that follows puts a copy
+in the place of such a file before it does what the leader has done (cluster/operations.py).
 Where a link into the target cannot be made (another file system, or another mount of the same one),
 links and copies lie in a directory beside the stores, and `finish` copies all of them. So `capture`
 waits for no file system but that of the shard.

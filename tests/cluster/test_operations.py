@@ -19,6 +19,7 @@ from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, VhostPut
 from shardmq.cluster import operations
 from shardmq.cluster.operations import (
+    REPLACEMENT,
     CopiedDirectory,
     FileSums,
     Kind,
@@ -33,7 +34,7 @@ from shardmq.shardd.store.files import Files, OsFiles
 from tests.definitions.test_log import write
 from tests.support.catalogs import state
 from tests.support.changes import any_change
-from tests.support.faulty_files import FaultyFiles
+from tests.support.faulty_files import FaultyFiles, PowerCut
 
 EVER = 1 << 60
 HISTORIES = 200
@@ -265,6 +266,202 @@ def test_only_pieces_that_differ_are_asked_for(
     assert directory.compare([], listed) == [("longer", [2]), ("new", [0]), ("other", [1])]
     assert not (follower / "old").exists()
     directory.close()
+
+
+CHANGES = {
+    "rename": [
+        Operation(Kind.RENAME, "x/msgs.1", other="x/spare.7"),
+        Operation(Kind.WRITE, "x/spare.7", 100, b"new"),
+        Operation(Kind.RENAME, "x/spare.7", other="x/msgs.9"),
+    ],
+    "write": [Operation(Kind.SYNC, "x/msgs.1"), Operation(Kind.WRITE, "x/msgs.1", 690, b"n" * 20)],
+    "allocate": [Operation(Kind.ALLOCATE, "x/msgs.1", 2000)],
+    "truncate": [Operation(Kind.CREATE, "x/msgs.1"), Operation(Kind.TRUNCATE, "x/msgs.1", 300)],
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_what_a_snapshot_has_linked_is_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: list[Operation]
+) -> None:
+    monkeypatch.setattr(operations, "PIECE_BYTES", 256)
+    data = random.Random(1).randbytes(700)
+    linked, plain, snapshot = tmp_path / "linked", tmp_path / "plain", tmp_path / "snapshot"
+    for root in (linked, plain):
+        (root / "x").mkdir(parents=True)
+        (root / "x" / "msgs.1").write_bytes(data)
+        (root / "x" / "msgs.2").write_bytes(data)
+    snapshot.mkdir()
+    for name in ("msgs.1", "msgs.2"):
+        os.link(linked / "x" / name, snapshot / name)
+    for root in (linked, plain):
+        directory = CopiedDirectory(OsFiles(), str(root))
+        for change in changes:
+            directory.apply(change)
+        directory.sync_all()
+        directory.close()
+    assert tree(linked) == tree(plain) != tree(snapshot)
+    assert tree(snapshot) == {"msgs.1": data, "msgs.2": data}
+    assert (linked / "x" / "msgs.2").samefile(snapshot / "msgs.2")  # nothing has changed it
+
+
+@pytest.mark.parametrize("size", [600, 700, 800])
+def test_a_comparison_does_not_change_what_a_snapshot_has_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(operations, "PIECE_BYTES", 256)
+    root, snapshot, disk = tmp_path / "d", tmp_path / "snapshot", OsFiles()
+    root.mkdir()
+    snapshot.mkdir()
+    old = random.Random(1).randbytes(700)
+    new = old[:300] + b"new" + old[303:]
+    new = (new + bytes(100))[:size]
+    (tmp_path / "new").write_bytes(new)
+    for name in ("same", "other", "gone"):
+        (root / name).write_bytes(old)
+        os.link(root / name, snapshot / name)
+    listed = []
+    for name, path in (("same", root / "same"), ("other", tmp_path / "new")):
+        handle = disk.open(str(path), read_only=True)
+        digests = digests_of(disk, handle, disk.size(handle))
+        listed.append(FileSums(name, disk.size(handle), digests))
+        disk.close(handle)
+    directory = CopiedDirectory(disk, str(root))
+    ((path, pieces),) = directory.compare([], listed)
+    assert (path, pieces) == ("other", [1, 2, 3] if size > 700 else [1])
+    for piece in pieces:
+        directory.write_piece(path, piece * 256, new[piece * 256 : (piece + 1) * 256])
+    directory.close()
+    assert tree(root) == {"same": old, "other": new}
+    assert tree(snapshot) == {"same": old, "other": old, "gone": old}
+    assert (root / "same").samefile(snapshot / "same")
+
+
+def lead_now_and_then(seed: int) -> bool:
+    """Play a history with snapshots; return whether all of them, and the copy, are as they were."""
+    rng, log = random.Random(seed), OperationLog()
+    leader, copy = FaultyFiles(), FaultyFiles()
+    files, directory = replicated(leader, "d", log), CopiedDirectory(copy, "d")
+    handles: list[int] = []
+    kept: dict[str, bytes] = {}
+    for turn in range(4):
+        done = log.last
+        for _ in range(12):
+            act(rng, files, handles)
+        for numbered in log.after(done, EVER) or []:
+            directory.apply(numbered.operation)
+        directory.close()  # this node leads, and makes a snapshot
+        for name, inode in list(copy.names.items()):
+            if name.startswith("d/") and rng.random() < 0.7:
+                copy.names[f"{turn}/{name}"] = inode
+                kept[f"{turn}/{name}"] = bytes(inode.data)
+        directory = CopiedDirectory(copy, "d")
+    found = {name: bytes(inode.data) for name, inode in copy.names.items()}
+    return found == kept | {name: bytes(inode.data) for name, inode in leader.names.items()}
+
+
+def test_snapshots_stay_as_they_are_while_their_node_follows_again(
+    pytestconfig: pytest.Config,
+) -> None:
+    first = random.Random(pytestconfig.option.seed).randrange(1 << 40)
+    assert [seed for seed in range(first, first + 100) if not lead_now_and_then(seed)] == []
+
+
+def test_a_copy_that_changes_what_snapshots_have_is_convicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FaultyFiles, "is_linked", lambda self, handle: False)
+    assert not all(lead_now_and_then(seed) for seed in range(100))
+
+
+class UnsyncedReplacements(FaultyFiles):
+    """Does not sync a file that is to replace another."""
+
+    def sync(self, handle: int) -> None:
+        if self.handles[handle] is not self.names.get(f"d/{REPLACEMENT}"):
+            super().sync(handle)
+
+
+class UnsyncedNames(FaultyFiles):
+    """Does not sync a directory."""
+
+    def sync_directory(self, path: str) -> None:
+        if path != "d":
+            super().sync_directory(path)
+
+
+def cut_power(cut: int, seed: int, kind: type[FaultyFiles] = FaultyFiles) -> tuple[bool, bool]:
+    """Cut the power while a linked file is replaced and changed.
+
+    Returns whether nothing is lost of what was synced, and whether the power did not fail.
+    """
+    disk = kind(seed)
+    rng = random.Random(seed)
+    old, data = rng.randbytes(2000), rng.randbytes(500)
+    new = old[:600] + data + old[1100:]
+    handle = disk.open("d/a", create=True)
+    disk.names["snapshot/a"] = disk.names["d/a"]
+    disk.write(handle, old, 0)
+    FaultyFiles.sync(disk, handle)
+    FaultyFiles.sync_directory(disk, "d")
+    directory = CopiedDirectory(disk, "d")
+    disk.cut_after, is_synced = cut, False
+    with contextlib.suppress(PowerCut):
+        directory.apply(Operation(Kind.WRITE, "a", 600, data))
+        directory.apply(Operation(Kind.SYNC, "a"))
+        is_synced = True
+    after = disk.restarted(power_cut=True)
+    CopiedDirectory(after, "d")
+    assert after.names.keys() == {"d/a", "snapshot/a"}
+    found = after.names["d/a"].data
+    is_whole = found == new if is_synced else found[:600] + found[1100:] == old[:600] + old[1100:]
+    return is_whole and after.names["snapshot/a"].data == old, is_synced
+
+
+def test_a_power_cut_leaves_all_that_was_synced_of_a_linked_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operations, "PIECE_BYTES", 768)
+    results = {cut: [cut_power(cut, seed) for seed in range(20)] for cut in range(12)}
+    assert all(is_whole for found in results.values() for is_whole, _ in found)
+    assert not results[0][0][1] and results[11][0][1]  # all moments have been tried
+
+
+@pytest.mark.parametrize("kind", [UnsyncedReplacements, UnsyncedNames])
+def test_a_replacement_that_is_not_synced_is_convicted(kind: type[FaultyFiles]) -> None:
+    assert not all(cut_power(cut, seed, kind)[0] for cut in range(12) for seed in range(20))
+
+
+def test_a_full_disk_leaves_a_linked_file_as_it_is() -> None:
+    disk = FaultyFiles()
+    handle = disk.open("d/a", create=True)
+    disk.names["snapshot/a"] = disk.names["d/a"]
+    disk.write(handle, b"a" * 700, 0)
+    directory = CopiedDirectory(disk, "d")
+    disk.fill()
+    with pytest.raises(OSError, match="full on purpose"):
+        directory.apply(Operation(Kind.WRITE, "a", 0, b"b"))
+    assert {name: bytes(inode.data) for name, inode in disk.names.items()} == {
+        "d/a": b"a" * 700, "snapshot/a": b"a" * 700
+    }  # fmt: skip
+    disk.free()
+    directory.apply(Operation(Kind.WRITE, "a", 0, b"b"))
+    assert disk.names["d/a"].data[:2] == b"ba" and disk.names["snapshot/a"].data[:2] == b"aa"
+
+
+def test_a_file_is_asked_for_links_once_while_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(FaultyFiles, "is_linked", lambda self, handle: bool(asked.append(handle)))
+    directory = CopiedDirectory(FaultyFiles(), "d")
+    directory.apply(Operation(Kind.CREATE, "a"))
+    for number in range(100):
+        directory.apply(Operation(Kind.WRITE, "a", number, b"a"))
+        directory.apply(Operation(Kind.SYNC, "a"))
+    assert len(asked) == 1
+    directory.apply(Operation(Kind.RENAME, "a", other="b"))
+    for number in range(100):
+        directory.apply(Operation(Kind.TRUNCATE, "b", number))
+    assert len(asked) == 2
 
 
 def on_disk(rng: random.Random, files: ReplicatedFiles, root: str, handles: list[int]) -> None:

@@ -298,7 +298,8 @@ class FaultyFiles:
         self._renamed()
 
     def is_linked(self, handle: int) -> bool:
-        return False
+        inode = self.handles[handle]
+        return sum(named is inode for named in self.names.values()) > 1
 
     def salt(self) -> int:
         return self.random.randrange(1, 1 << 32)
