@@ -59,6 +59,7 @@ from shardmq.cluster.unclean import STATE_S_MAX, Ask, CopyState
 from shardmq.cluster.versions import own_versions
 from shardmq.shardd.config import CopiesConfig, ShardConfig
 from shardmq.shardd.directories import held_path, shard_directory
+from shardmq.shardd.snapshot import clear_links
 from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.wire import messages as wire
 from shardmq.supervisor import notify
@@ -221,6 +222,7 @@ class Seat:
     # -- the thread of the copies ------------------------------------------------------------------
 
     def _run(self) -> None:
+        clear_links(self._root)  # of a leader that ended: they keep the room of removed files
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 self.over = runner.run(self._play()) or "it leads no more"

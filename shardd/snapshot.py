@@ -52,7 +52,10 @@ class Part(NamedTuple):
 
 
 class Snapshot:
-    """One snapshot of the shard in the directory `source`, in the directory `target`."""
+    """One snapshot of the shard in the directory `source`, in the directory `target`.
+
+    It fails if the target is removed meanwhile, and does not make it again.
+    """
 
     def __init__(self, source: str, target: str) -> None:
         self._source = source
@@ -139,7 +142,7 @@ class Snapshot:
 
     def _make_directory(self, directory: str) -> None:
         self._directories.add(directory)
-        os.makedirs(f"{self._links}/{directory}", exist_ok=True)
+        _make_below(self._links, directory)
 
     def _link(self, path: str) -> None:
         self._progress()
@@ -156,7 +159,7 @@ class Snapshot:
         sizes: dict[str, int | None] = {**self._sizes}
         if self._links != self._target:
             for directory in self._directories:
-                os.makedirs(f"{self._target}/{directory}", exist_ok=True)
+                _make_below(self._target, directory)
             sizes = dict.fromkeys((*self._linked, *self._copied)) | sizes
         for path, size in sizes.items():
             place = f"{self._target}/{path}"
@@ -164,7 +167,7 @@ class Snapshot:
             os.replace(f"{place}{HALF}", place)
         clear_links(self._source)
         disk = OsFiles()
-        for folder, _, names in os.walk(self._target):
+        for folder, _, names in os.walk(self._target, onerror=_fail):
             for name in names:
                 sync_file(disk, f"{folder}/{name}")
             disk.sync_directory(folder)
@@ -200,8 +203,24 @@ def _can_link(one: str, other: str) -> bool:
     return True
 
 
+def _make_below(root: str, directory: str) -> None:
+    """Make a directory with its parents, but not the root: who has removed that wants no snapshot.
+
+    Raises FileNotFoundError if the root is gone.
+    """
+    path = root
+    for name in directory.split("/"):
+        path = f"{path}/{name}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+
+
 def _nothing() -> None:
     pass
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def _copy(source: str, target: str, size: int | None, progress: Callable[[], None]) -> None:

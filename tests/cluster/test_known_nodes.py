@@ -19,6 +19,7 @@ from shardmq.cluster.secret import keys_of
 from shardmq.cluster.settings import EtcdSettings
 from shardmq.shardd.config import CopiesConfig, ShardConfig
 from shardmq.shardd.seat import Seat
+from shardmq.shardd.snapshot import LINKS
 
 KEYS = KeyNames("tea")
 # Of no use at any key: empty, Latin-1, nested too deeply, another type, and no JSON.
@@ -208,3 +209,18 @@ def test_a_count_that_cannot_be_written_ends_nothing(seat: Seat) -> None:
     seat._take_all(listing(record("n0", "n1"), pair(KEYS.shard(0), encoded(CLAIM))))
     seat._take_all(Changes((record("n1"),), 6))
     assert seat._giving.lost == 1
+
+
+def test_a_shard_that_begins_to_follow_removes_the_links_of_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(seat: Seat) -> str:
+        return "played" if not (tmp_path / LINKS).exists() else "links are left"
+
+    monkeypatch.setattr(Seat, "_play", play)
+    (tmp_path / LINKS / "a").mkdir(parents=True)
+    (tmp_path / LINKS / "a" / "msgs.1").write_bytes(b"m")
+    with seat_at(str(tmp_path)) as seat:
+        seat._root = str(tmp_path)
+        seat._run()
+        assert seat.over == "played"

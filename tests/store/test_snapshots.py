@@ -287,6 +287,33 @@ def test_a_store_that_goes_while_its_files_are_looked_at_is_left_out(
     assert Messages(tmp_path / "target").numbers() == source.numbers()
 
 
+@pytest.mark.parametrize("step", ["prepare", "capture", "finish"])
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_target_that_is_removed_is_not_made_again(
+    tmp_path: Path, places: Callable[[str], Path], step: str, *, is_empty: bool
+) -> None:
+    source, part, gone = Messages(places("source")), tmp_path / "target", tmp_path / "gone"
+    part.mkdir()
+    source.publish(range(200))
+    made = Snapshot(str(source.root), str(part / "shard-00"))
+    steps: dict[str, Callable[[], object]] = {
+        "prepare": lambda: made.prepare([] if is_empty else [STORE]),
+        "capture": lambda: made.capture([] if is_empty else [source.part()]),
+        "finish": made.finish,
+    }
+
+    def run() -> None:
+        for name, do in steps.items():
+            if name == step:
+                part.rename(gone)
+            do()
+
+    with pytest.raises(FileNotFoundError):
+        run()
+    made.give_up()
+    assert not part.exists()
+
+
 def test_progress_is_told_while_the_loop_captures_alone(tmp_path: Path) -> None:
     source, told = Messages(tmp_path / "source"), itertools.count()
     source.publish(range(200))

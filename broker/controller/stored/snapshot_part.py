@@ -119,7 +119,8 @@ class OwnPart:
     def remove(self) -> None:
         """Remove what there is of the part, as far as possible, and the directory made for it.
 
-        A shard may still write to the part. It finds no directory of this name any more.
+        A shard may still write to the part. It finds no directory of this name any more, and does
+        not make it again.
         """
         while self._made:
             path = self._made.pop()
