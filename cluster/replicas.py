@@ -114,8 +114,10 @@ def assigned(
     """Return the shards of a node that are in a set, with their numbers.
 
     A shard that has the numbers of a set already stays, as far as the set is large enough. What is
-    missing is taken from the others, the highest number first, because the newest shards have the
-    fewest messages. Raises ValueError if the node has too few shards.
+    missing is taken from the others: first from shards of other sets, those with as many copies
+    before those with more or fewer, so that a set whose numbers change keeps its shards. Then the
+    highest number comes first, because the newest shards have the fewest messages. Raises
+    ValueError if the node has too few shards.
 
     before: the numbers that shards have now.
     """
@@ -130,11 +132,16 @@ def assigned(
         if kept is not None and wanted.get(kept, 0) > 0:
             wanted[kept] -= 1
             found[shard] = kept
-    others = sorted(set(shards) - found.keys())
-    for replicas, missing in wanted.items():
-        for _ in range(missing):
-            found[others.pop()] = replicas
-    return found
+    missing = [replicas for replicas, count in wanted.items() for _ in range(count)]
+    others = sorted(set(shards) - found.keys(), reverse=True)
+    for shard in [shard for shard in others if shard in before]:
+        alike = [replicas for replicas in missing if replicas.count == before[shard].count]
+        if alike:
+            missing.remove(alike[0])
+            found[shard] = alike[0]
+    others = [shard for shard in others if shard not in found]
+    others.sort(key=lambda shard: shard not in before)  # stable: still the highest first
+    return found | dict(zip(others, missing, strict=False))
 
 
 class ReplicasOfShards(NamedTuple):
