@@ -136,7 +136,7 @@ class Seat:
         self._records: dict[int, Record] = {}  # of all shards
         self._claims: dict[int, Copies] = {}
         self._replicas: Replicas | None = None  # of this shard, if it is in a set
-        self._is_listed = False  # etcd has said once what there is
+        self._knows_set = False  # etcd has said once whether it is, and the value could be read
         self._revision = 0  # of the record of this shard
         self._numbers: dict[str, float] = {}
         self._is_leaving = False  # the shard drains, and nothing changes the heir any more
@@ -376,9 +376,8 @@ class Seat:
             for known in (self._nodes, self._records, self._claims):
                 known.clear()
             self._revision = news.revision
-            self._is_listed = True
             if all(pair.key != self._own_replicas for pair in news.pairs):
-                self._replicas = None
+                self._replicas, self._knows_set = None, True
         for each in news.pairs if isinstance(news, Listing) else news.changes:
             try:
                 self._take(each)
@@ -397,6 +396,7 @@ class Seat:
         elif news.key == self._own_replicas:  # one that cannot be read leaves the one before
             value = news.value if isinstance(news, Pair) else None
             self._replicas = None if value is None else replicas_in(news.key, value)
+            self._knows_set = True
         elif news.key.startswith(self._keys.shards):
             shard = number_in(news.key)
             if isinstance(news, Pair):  # one that cannot be read leaves the one before
@@ -449,9 +449,10 @@ class Seat:
     def _min_in_sync(self) -> int | None:
         """Return the number of the set that the shard is in; None: that of the settings.
 
-        Before etcd has said whether the shard is in a set, nothing is confirmed.
+        Before it is known whether the shard is in a set, and in which, only as many nodes as a set
+        may ask for are enough for a confirm.
         """
-        if not self._is_listed:
+        if not self._knows_set:
             return REPLICAS_MAX
         return None if self._replicas is None else self._replicas.min_in_sync
 

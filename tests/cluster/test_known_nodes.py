@@ -14,6 +14,7 @@ from shardmq.broker.controller.nodes.nodes import Nodes
 from shardmq.cluster.membership import Member, Refused, Seats, members_key, refused_key
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
 from shardmq.cluster.records import Copies, KeyNames, Node, encoded
+from shardmq.cluster.replicas import REPLICAS_MAX
 from shardmq.cluster.rules import Record
 from shardmq.cluster.secret import keys_of
 from shardmq.cluster.settings import EtcdSettings
@@ -189,6 +190,31 @@ def test_a_shard_confirms_by_the_numbers_of_its_set(seat: Seat) -> None:
     seat._take_all(Changes((pair(own, b'{"count":1}'),), 9))
     assert (seat._min_in_sync(), seat._copies_count()) == (0, 1)
     seat._take_all(listing(claim))
+    assert (seat._min_in_sync(), seat._copies_count()) == (None, 3)
+
+
+@pytest.mark.parametrize("value", BAD_VALUES)
+def test_a_shard_whose_set_was_never_read_confirms_by_no_smaller_one(
+    seat: Seat, value: bytes
+) -> None:
+    """The settings may ask for fewer nodes than the set does."""
+    claim, own = pair(KEYS.shard(0), encoded(CLAIM)), KEYS.replicas_of(0)
+    seat._take_all(listing(claim, pair(own, value)))
+    assert seat._min_in_sync() == REPLICAS_MAX
+    seat._take_all(Changes((pair(own, value),), 6))
+    seat._take_all(listing(claim, pair(own, value)))
+    assert seat._min_in_sync() == REPLICAS_MAX
+    seat._take_all(Changes((pair(own, b'{"count":3,"min_in_sync":2}'),), 7))
+    assert (seat._min_in_sync(), seat._copies_count()) == (2, 3)
+    seat._take_all(listing(claim, pair(own, value)))
+    assert (seat._min_in_sync(), seat._copies_count()) == (2, 3), "it counts as before"
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_shard_that_has_left_its_set_confirms_by_the_settings(seat: Seat, is_seen: bool) -> None:
+    claim, own = pair(KEYS.shard(0), encoded(CLAIM)), KEYS.replicas_of(0)
+    seat._take_all(listing(claim, pair(own, b"{")))
+    seat._take_all(Changes((Deleted(own, 6),), 6) if is_seen else listing(claim))
     assert (seat._min_in_sync(), seat._copies_count()) == (None, 3)
 
 
