@@ -371,14 +371,22 @@ class Claims:
         return msgspec.structs.replace(place, shards=sorted(own))
 
     async def replicas(self, place: Place, sets: Sequence[ShardSet]) -> dict[int, Replicas]:
-        """Write which shards of a place are in which set, and return their numbers."""
+        """Write which shards of a place are in which set, and return their numbers.
+
+        A key of such a shard that cannot be read is written anew, or deleted: only its home can
+        mend it. Nothing is written for a node that was forgotten meanwhile, because its shards have
+        other homes.
+        """
         keys = self._keys
-        known = {number_in(pair.key): pair for pair in await self._range(keys.replicas)}
-        before = {
-            shard: replicas_in(known[shard].key, known[shard].value)
-            for shard in place.shards
-            if shard in known
-        }
+        known = {pair.key: pair for pair in await self._range(keys.replicas)}
+        before: dict[int, Replicas] = {}
+        there = [shard for shard in place.shards if keys.replicas_of(shard) in known]
+        for shard in there:
+            key = keys.replicas_of(shard)
+            try:
+                before[shard] = replicas_in(key, known[key].value)
+            except BadRecord as error:
+                log.error("etcd has a wrong value, which is replaced: %s", error)
         try:
             found = assigned(place.shards, sets, before)
         except ValueError as error:
@@ -388,9 +396,10 @@ class Claims:
             for shard, replicas in found.items()
             if before.get(shard) != replicas
         ]
-        changes += [Delete(keys.replicas_of(shard)) for shard in before if shard not in found]
-        if changes:
-            await self._etcd.transact([], changes)
+        changes += [Delete(keys.replicas_of(shard)) for shard in there if shard not in found]
+        stays = Compare(forgotten_key(keys, place.number), create_revision=0)
+        if changes and not (await self._etcd.transact([stays], changes)).succeeded:
+            raise NoPlace(was_forgotten(place.node))
         return found
 
     async def copied(

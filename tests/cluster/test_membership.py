@@ -42,6 +42,8 @@ from shardmq.cluster.pairs import (
     Put,
 )
 from shardmq.cluster.records import SHARDS_MAX, BadRecord, Copies, KeyNames, decoded, encoded
+from shardmq.cluster.replicas import Replicas, ShardSet
+from shardmq.cluster.replicas import encoded as value_of_replicas
 from shardmq.cluster.rules import Record
 
 KEYS = KeyNames("tea")
@@ -345,6 +347,43 @@ async def test_a_shard_of_a_forgotten_node_in_the_file_is_none_that_was_made_her
     assert found.shards == [1]
     with pytest.raises(NoPlace, match="shard 2 belongs to another node"):
         await Claims(store, "tea").shards(msgspec.structs.replace(place, shards=[1, 2]), 1, ())
+
+
+@pytest.mark.parametrize("sets", [[], [ShardSet(1, Replicas(2))]])
+async def test_a_node_that_was_just_forgotten_changes_no_set_of_shards_with_other_homes(
+    sets: list[ShardSet],
+) -> None:
+    store = Memory()
+    claims = Claims(store, "tea")
+    place = await claims.shards(await claims.number(new_place("tea", "a")), 2, ())
+    await claims.number(new_place("tea", "b"))
+    await claims.replicas(place, [ShardSet(1, Replicas(5, 3))])
+    for shard in place.shards:
+        store.put(KEYS.shard(shard), encoded(claim_of(0, 1)))
+        record = Record(3, "b", 1, "s", {"b": "copy"})
+        store.put(KEYS.copies_of(shard), msgspec.json.encode(record))
+    there = store.pairs[KEYS.replicas_of(1)]
+    store.before = lambda: Claims(store, "tea").forget(place.number, [])
+    with pytest.raises(NoPlace, match="the node 'a' was forgotten"):
+        await claims.replicas(place, sets)
+    assert [pair for key, pair in store.pairs.items() if key.startswith(KEYS.replicas)] == [there]
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b'{"count":0}'])
+async def test_the_home_of_a_shard_replaces_the_numbers_that_cannot_be_read(
+    value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Memory()
+    claims, other = Claims(store, "tea"), KEYS.replicas_of(9)
+    place = await claims.shards(await claims.number(new_place("tea", "a")), 3, ())
+    for key in (*map(KEYS.replicas_of, place.shards), other, f"{KEYS.replicas}0a"):
+        store.put(key, value)
+    assert await claims.replicas(place, [ShardSet(1, Replicas(5, 3))]) == {2: Replicas(5, 3)}
+    there = {key for key in store.pairs if key.startswith(KEYS.replicas)}
+    assert there == {KEYS.replicas_of(2), other, f"{KEYS.replicas}0a"}
+    assert store.pairs[KEYS.replicas_of(2)].value == value_of_replicas(Replicas(5, 3))
+    assert store.pairs[other].value == value, "another node is its home"
+    assert caplog.text.count("etcd has a wrong value") == 3
 
 
 @pytest.mark.parametrize("first", [0, 1])
