@@ -353,9 +353,11 @@ class Claims:
             if shard in owners or not await self._create_shard(shard, place.number):
                 raise NoPlace(f"shard {shard} belongs to another node of the cluster")
             own.add(shard)
-        burnt = {each for gone in (await self._all_forgotten()).values() for each in gone.burnt}
+        forgotten = await self._all_forgotten()
+        burnt = {shard for gone in forgotten.values() for shard in gone.burnt}
         # A node of the snapshot that the cluster was restored from may not have come yet.
-        kept = set() if place.origin is None else place.origin.shards
+        parts = {} if place.origin is None else place.origin.parts
+        kept = {s for part in parts.values() if part.number not in forgotten for s in part.shards}
         for shard in sorted(set(range(SHARDS_MAX)) - burnt - kept):
             if len(own) >= count:
                 break
@@ -363,10 +365,12 @@ class Claims:
             if is_free and await self._create_shard(shard, place.number):
                 own.add(shard)
         if len(own) < count:
-            most = SHARDS_MAX - len(burnt)
+            to_come = kept - owners.keys() - own
+            most = SHARDS_MAX - len(burnt | to_come)
+            beside = f", and {len(to_come)} more of nodes of the snapshot that have not come"
             raise NoPlace(
-                f"the cluster has {most} shards, which is the most that it can have: "
-                f"{count} are wanted here (shards.count), {len(own)} are there"
+                f"the cluster has {most} shards{beside if to_come else ''}, which is the most that "
+                f"it can have: {count} are wanted here (shards.count), {len(own)} are there"
             )
         return msgspec.structs.replace(place, shards=sorted(own))
 

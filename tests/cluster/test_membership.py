@@ -145,6 +145,26 @@ async def test_a_snapshot_is_not_mixed_with_a_cluster_that_is_there(
     assert (await claim(etcd, new_place(cluster, "b"))).origin is None
 
 
+async def test_the_shards_of_a_node_of_the_snapshot_are_free_when_it_is_forgotten() -> None:
+    claims = Claims(Memory(), "tea")
+    second = await claims.shards(await claims.number(restored("tea", "b")), 2, ())
+    third = await claims.number(new_place("tea", "c"))
+    free = SHARDS_MAX - len(MONDAY.shards)
+    why = (
+        f"the cluster has {free + 2} shards, and 2 more of nodes of the snapshot .* {free + 1} are"
+    )
+    with pytest.raises(NoPlace, match=f"{why} wanted .* {free} are there"):
+        await claims.shards(third, free + 1, ())
+    first = await claims.shards(await claims.number(restored("tea", "a")), 2, ())
+    with pytest.raises(NoPlace, match=f"the cluster has {SHARDS_MAX} shards, which is the most"):
+        await claims.shards(third, free + 1, ())
+    await claims.forget(first.number, first.shards)
+    with pytest.raises(NoPlace, match="the node 'a' was forgotten"):
+        await claims.number(restored("tea", "a"))
+    found = await claims.shards(third, free + 2, ())
+    assert set(found.shards) == set(range(SHARDS_MAX)) - set(second.shards)
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_of_an_old_node_and_one_of_a_snapshot_that_come_at_once_one_is_refused(
     seed: int,
