@@ -257,31 +257,28 @@ class Claims:
         key = restored_key(self._keys)
         if place.origin is not None:
             await self._create(key, value=msgspec.json.encode(place.origin))
-        noted = await self._noted()
-        if noted is None:
-            if place.origin is not None:  # refused for another node meanwhile
-                raise NoPlace("the cluster has nodes that are not of the snapshot: see their logs")
-            return place, Compare(key, create_revision=0)
-        there, stays = _origin_of(noted), Compare(key, mod_revision=noted.mod_revision)
-        for pair in (await self._etcd.range(self._members)).pairs:
-            if pair.mod_revision < noted.mod_revision:
-                await self._etcd.transact([stays], [Delete(key)])  # all of the snapshot find this
-                name = member_of(pair.key, pair.value).name
+        while (noted := await self._noted()) is not None:
+            stays = Compare(key, mod_revision=noted.mod_revision)
+            older = await self._older_member(noted)
+            if older is None:
+                return _of_origin(place, _origin_of(noted)), stays
+            await self._etcd.transact([stays], [Delete(key)])  # all of the snapshot find this
+            if place.origin is not None:
                 raise NoPlace(
-                    f"the data directory is of a snapshot, and the cluster has the node '{name}', "
+                    f"the data directory is of a snapshot, and the cluster has the node '{older}', "
                     "which is not: start on it with an etcd that knows nothing of the cluster"
                 )
-        if place.origin is None and place.number != UNCLAIMED:
-            raise NoPlace(
-                f"the cluster was restored from the snapshot {there.snapshot}, and the data "
-                "directory is of the cluster as it was before: start with an empty one"
-            )
-        if place.origin is not None and place.origin.snapshot != there.snapshot:
-            raise NoPlace(
-                f"the data directory is of the snapshot {place.origin.snapshot}, and the cluster "
-                f"was restored from the snapshot {there.snapshot}"
-            )
-        return msgspec.structs.replace(place, origin=there), stays
+            # A node of the snapshot was killed before it could delete the key.
+        if place.origin is not None:  # refused for another node meanwhile
+            raise NoPlace("the cluster has nodes that are not of the snapshot: see their logs")
+        return place, Compare(key, create_revision=0)
+
+    async def _older_member(self, noted: Pair) -> str | None:
+        """Return the name of a node that was there before the origin was noted, if there is one."""
+        for pair in (await self._etcd.range(self._members)).pairs:
+            if pair.mod_revision < noted.mod_revision:
+                return member_of(pair.key, pair.value).name
+        return None
 
     async def _noted(self) -> Pair | None:
         outcome = await self._etcd.transact([], [Get(restored_key(self._keys))])
@@ -514,6 +511,21 @@ class Claims:
         """Create a pair; return False if its key, or one of the others, is there."""
         absent = [Compare(each, create_revision=0) for each in (key, *others)]
         return (await self._etcd.transact(absent, [Put(key, value)])).succeeded
+
+
+def _of_origin(place: Place, there: Origin) -> Place:
+    """Return a place in a cluster that was restored from `there`. Raises NoPlace."""
+    if place.origin is None and place.number != UNCLAIMED:
+        raise NoPlace(
+            f"the cluster was restored from the snapshot {there.snapshot}, and the data "
+            "directory is of the cluster as it was before: start with an empty one"
+        )
+    if place.origin is not None and place.origin.snapshot != there.snapshot:
+        raise NoPlace(
+            f"the data directory is of the snapshot {place.origin.snapshot}, and the cluster "
+            f"was restored from the snapshot {there.snapshot}"
+        )
+    return msgspec.structs.replace(place, origin=there)
 
 
 def was_forgotten(node: str) -> str:

@@ -27,6 +27,7 @@ from shardmq.cluster.membership import (
     members_key,
     read_place,
     relied_on,
+    restored_key,
     write_place,
 )
 from shardmq.cluster.pairs import (
@@ -163,6 +164,22 @@ async def test_the_shards_of_a_node_of_the_snapshot_are_free_when_it_is_forgotte
         await claims.number(restored("tea", "a"))
     found = await claims.shards(third, free + 2, ())
     assert set(found.shards) == set(range(SHARDS_MAX)) - set(second.shards)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_node_of_the_snapshot_that_is_killed_at_its_first_write_refuses_no_other(
+    is_known: bool,
+) -> None:
+    """Its note stays in the etcd of a cluster that is not of the snapshot."""
+    store = Memory()
+    old = await Claims(store, "tea").number(new_place("tea", "a"))
+    store.put(restored_key(KEYS), msgspec.json.encode(MONDAY))
+    place = old if is_known else new_place("tea", "c")
+    found = await Claims(store, "tea").number(place)
+    assert (found.number, found.origin) == (0 if is_known else 1, None)
+    assert restored_key(KEYS) not in store.pairs
+    with pytest.raises(NoPlace, match="has the node 'a', which is not"):
+        await Claims(store, "tea").number(restored("tea", "b"))
 
 
 @pytest.mark.parametrize("seed", range(20))
