@@ -136,6 +136,19 @@ class Place(Struct, frozen=True):
     shards: list[int] = []
     origin: Origin | None = None
 
+    @property
+    def founds(self) -> bool:
+        """True if the definitions of the cluster may begin with those of this directory.
+
+        In a cluster that was restored, only nodes with a part have the definitions of the snapshot.
+        A node without one that led first would have all restored messages removed, as of vhosts
+        that are gone. A node with the name of a part, but without its data, has another number.
+        """
+        if self.origin is None:
+            return True
+        part = self.origin.parts.get(self.node)
+        return part is not None and part.number == self.number
+
 
 def members_key(keys: KeyNames) -> str:
     """Return how the keys of all members begin."""

@@ -249,6 +249,7 @@ class Member:
             "node_timeout_s": settings.node_timeout_s,
             "replicas": self.replicas,
             "min_in_sync": settings.min_in_sync,
+            "founds": place.founds,
         }
         copies = {
             "cluster": place.cluster,

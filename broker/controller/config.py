@@ -48,6 +48,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     node_timeout_s: other nodes take over from one that is gone after so many seconds.
     release: the version of the program, for people.
     replicas, min_in_sync: those of the shards that are in no set, as the settings of this node say.
+    founds: this node may begin to lead a cluster that nobody has led, with the definitions it has.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     release: str = ""
     replicas: int = 1
     min_in_sync: int = 0
+    founds: bool = True
 
 
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):

@@ -74,6 +74,7 @@ class CopiesNode:
         self.leader: LeaderOfCopies | None = None
         self.log_bytes_max = 64 << 20
         self.methods: list[str] | None = None  # None: those whose library is installed
+        self.founds = True
         self.why = ""
         self.task: asyncio.Task[None] | None = None
 
@@ -105,7 +106,7 @@ class CopiesNode:
             store,
             self.world.connect,
             settings,
-            founds=f"store-{self.name}-{self.life}",
+            founds=f"store-{self.name}-{self.life}" if self.founds else "",
         )
         if self.methods is not None:
             self.follower._methods = self.methods

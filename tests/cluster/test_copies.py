@@ -111,6 +111,29 @@ async def test_what_was_answered_is_on_the_follower(world: CopiesWorld, tmp_path
     assert content(a) == content(b)
 
 
+async def test_a_node_that_may_not_found_waits_for_one_that_may_and_leads_later(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    """In a cluster that is restored it has nothing, and the other one has the definitions."""
+    empty, restored = world.node("a", tmp_path / "a"), world.node("b", tmp_path / "b")
+    definitions, catalog = Definitions(Path(restored.root), "boot"), Catalog()
+    definitions.load()
+    write(definitions, catalog, [VhostPut("/"), QueuePut("/", "q", 1, 0)])
+    definitions.close()
+    empty.founds = False
+    empty.start()
+    follower = await world.until(lambda: empty.follower)
+    await world.until(lambda: follower.follower.revision >= 0)
+    restored.start()
+    await world.leader("b")
+    await world.in_sync("a", "b")
+    await restored.kill()
+    assert empty.follower is not None
+    empty.follower.leader_gone(1)
+    again = await Kept(await world.leader("a"), empty).load()
+    assert set(again.catalog.vhosts["/"].queues) == {"q"}
+
+
 async def test_a_follower_takes_over_and_the_old_leader_throws_its_tail_away(
     world: CopiesWorld, tmp_path: Path
 ) -> None:

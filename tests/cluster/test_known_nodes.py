@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from shardmq.broker.controller.config import Cluster, ControllerConfig
+from shardmq.broker.controller.nodes import node as controllers
 from shardmq.broker.controller.nodes.nodes import Nodes
+from shardmq.cluster.following import FollowerOfCopies
 from shardmq.cluster.membership import Member, Refused, Seats, members_key, refused_key
 from shardmq.cluster.pairs import Changes, Deleted, Listing, Pair
 from shardmq.cluster.records import Copies, KeyNames, Node, encoded
@@ -125,6 +130,29 @@ def test_a_key_that_cannot_be_read_hides_none_behind_it_from_who_takes_copies() 
     claim = pair(KEYS.shard(0), encoded(Copies(1, 0, [0], [0])))
     seats.take(listing(record("n0"), claim, pair(f"{KEYS.shards}0a", b"{}")))
     assert [wanted.shard for wanted in seats.wanted()] == [0]
+
+
+@pytest.mark.parametrize("founds", [True, False])
+async def test_a_controller_founds_the_definitions_only_if_its_node_may(
+    monkeypatch: pytest.MonkeyPatch, founds: bool
+) -> None:
+    class Asked(Exception):
+        """The controller has begun to follow."""
+
+    def begins(*_: Any, founds: str) -> FollowerOfCopies:
+        raise Asked(founds)
+
+    monkeypatch.setattr(controllers, "FollowerOfCopies", begins)
+    etcd = EtcdSettings(endpoints=["http://127.0.0.1:1"])
+    keys = keys_of("a secret of many words", "tea")
+    cluster = Cluster(
+        name="tea", node="n0", number=0, fd=-1, host="127.0.0.1", port=1, keys=keys, etcd=etcd,
+        founds=founds,
+    )  # fmt: skip
+    config = ControllerConfig(data_dir="/nowhere", runtime_dir="/nowhere", boot="b", shards=1)
+    with pytest.raises(Asked) as asked:
+        await controllers.Node(config, cluster, asyncio.Event())._follow()
+    assert bool(str(asked.value)) == founds
 
 
 @contextmanager

@@ -124,6 +124,32 @@ async def test_nodes_of_a_snapshot_have_their_numbers_and_shards_again(
         assert await claim(etcd, msgspec.structs.replace(place, cluster=f"{cluster}-2"))
 
 
+@pytest.mark.parametrize("seed", range(20))
+async def test_only_nodes_with_a_part_found_the_definitions_of_a_restored_cluster(
+    seed: int,
+) -> None:
+    """Once the snapshot is noted, all come in any order: one with the name of a part, too."""
+    claims = Claims(Memory(), "tea")
+    (first, *parts), new = ["a", "b"], ["c", "d"]
+    nodes = {name: restored("tea", name) for name in parts} | {
+        name: new_place("tea", name) for name in new
+    }
+    if seed % 2:  # its disk is empty, because nobody has copied the part
+        nodes["b"] = new_place("tea", "b")
+    order = sorted(nodes)
+    random.Random(seed).shuffle(order)
+    places = {first: await claims.number(restored("tea", first))}
+    for name in order:
+        places[name] = await claims.number(nodes[name])
+    assert {name for name, place in places.items() if place.founds} == (
+        {"a"} if seed % 2 else {"a", "b"}
+    )
+    for place in places.values():
+        assert (await claims.number(place)).founds == place.founds, "it comes back"
+    assert new_place("tea", "a").founds
+    assert (await Claims(Memory(), "tea").number(new_place("tea", "a"))).founds
+
+
 async def test_data_that_are_not_of_the_snapshot_do_not_join(etcd: Etcd, cluster: str) -> None:
     await claim(etcd, restored(cluster, "a"))
     tuesday = Origin("tuesday", "", MONDAY.parts)

@@ -396,6 +396,9 @@ def test_only_a_node_without_a_store_makes_the_first_record() -> None:
     used = Follower("a", 1, Held("s", "copy-a", True, False, 3), SETTINGS, "new")
     used.recorded(None, 5, 0.0)
     assert used.tick(0.1) == []
+    barred = Follower("a", 1, Held(), SETTINGS)
+    barred.recorded(None, 5, 0.0)
+    assert barred.tick(0.1) == barred.tick(1e6) == []
 
 
 def compared(held: Held = HELD_B) -> tuple[Follower, list[Effect]]:

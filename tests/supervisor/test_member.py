@@ -15,7 +15,7 @@ import pytest
 
 from shardmq.broker.controller.config import Cluster as ClusterOfController
 from shardmq.cluster.lease import Barred
-from shardmq.cluster.membership import Place, Refused, write_place
+from shardmq.cluster.membership import Origin, Part, Place, Refused, write_place
 from shardmq.cluster.pairs import EtcdAway
 from shardmq.cluster.secret import keys_of
 from shardmq.supervisor import member as members
@@ -76,10 +76,20 @@ def test_a_node_that_no_endpoint_tells_its_address_is_told_why(
         own_address(Cluster(name="tea", secret="a", etcd="http://h9:1"))
 
 
-def test_children_hear_after_how_long_other_nodes_take_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("origin", "founds"),
+    [
+        (None, True),
+        (Origin("monday", "", {"shardmq@a": Part(0, {0: 1})}), True),
+        (Origin("monday", "", {"shardmq@b": Part(1, {0: 1})}), False),
+    ],
+)
+def test_children_hear_after_how_long_other_nodes_take_over_and_whether_this_one_founds(
+    tmp_path: Path, origin: Origin | None, founds: bool
+) -> None:
     settings = Cluster(name="tea", secret="a", address="127.0.0.1", node="a", node_timeout_s=9)
     member = Member(settings, tmp_path, 0, (), 1)
-    member.place = msgspec.structs.replace(member.place, number=0)
+    member.place = msgspec.structs.replace(member.place, number=0, origin=origin)
     member._keys = keys_of("a", "tea")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sockets: Any = SimpleNamespace(cluster=[listening])
@@ -87,6 +97,7 @@ def test_children_hear_after_how_long_other_nodes_take_over(tmp_path: Path) -> N
     assert plan.controller is not None
     told = msgspec.convert({**plan.controller, "release": "1"}, ClusterOfController)
     assert (plan.node_timeout_s, told.node_timeout_s) == (9, 9)
+    assert told.founds == founds
 
 
 @pytest.mark.parametrize("is_away", [False, True])

@@ -300,7 +300,7 @@ class Node:
             self._operations,
             self._record,
             self._to_leader.connect,
-            founds=os.urandom(STORE_BYTES).hex(),
+            founds=os.urandom(STORE_BYTES).hex() if self._cluster.founds else "",
         )
         relay = self._relaying = await self._relay()
         telling = asyncio.create_task(self._tell())
