@@ -28,7 +28,9 @@ from any host. Definitions that are here already stay as they are. The rules are
 `migration_rules.py`, the findings of the plan in `migration_plan.py`; both are pure.
 
 The numbers of a RabbitMQ's HTTP API are up to 5 s old. Messages that are ready and consumers are
-asked for by AMQP, so they are exact.
+asked for by AMQP, so they are exact. Messages that are not acknowledged cannot be asked for, so a
+paused queue is resumed when two looks more than 5 s apart say that none is left. A queue whose
+numbers the old broker does not know, as its node is down, stays as it is.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ from shardmq.supervisor.cli.migration_plan import (
 from shardmq.supervisor.cli.migration_rules import (
     AT_OLD,
     COMING,
+    DOWN,
     HELD,
+    LISTED_S,
     STATES,
     Queue,
     Seen,
@@ -67,8 +71,11 @@ from shardmq.supervisor.cli.migration_rules import (
     bridge,
     bridge_name,
     bridges_in,
+    has_counts,
     hint,
     is_over,
+    seen_of,
+    settling_since,
     step,
 )
 from shardmq.supervisor.cli.old_broker import OldBroker, old_broker
@@ -111,6 +118,7 @@ AnyOrder = Annotated[
 Interval = Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")]
 
 LOOK_S = 2.0
+AFTER_S = 0.1  # more than numbers may be old
 AGAIN_S = 5.0  # more, while a broker cannot be reached
 # The old broker notices for so long, at the most, that a bridge is gone.
 GONE_S_MAX = 20.0
@@ -122,8 +130,6 @@ STATUS_COLUMNS = [
     "vhost", "name", "state", "at_old", "old_consumers", "here", "consumers", "hint",
 ]  # fmt: skip
 NAMES_SHOWN = 10
-# States of queues whose node at the old broker does not run: nobody can declare them.
-DOWN = ("down", "stopped", "crashed")
 
 
 class Look(NamedTuple):
@@ -210,14 +216,18 @@ def begin(
         fail("nothing is changed: see migrate plan, or say --force")
     _import(api, found)
     quiet, said, is_first = 0, "", True
+    since_s: dict[Queue, float] = {}
     while True:
         try:
             # Listed numbers may be old: those of the first look say which queues are paused.
+            now_s = time.monotonic()
             look = _look(api, old, found.queues, old.queues(), is_exact=is_first)
-            is_first = False
+            look, since_s = _settled(look, since_s, now_s, any_order)
             steps = _steps(look, any_order)
             _carry_out(api, old, look, steps)
-            quiet = quiet + 1 if all(map(is_over, look.queues.values())) else 0
+            waiting = [queue for queue in since_s if steps[queue].is_paused]
+            is_quiet = all(map(is_over, look.queues.values())) and not waiting
+            quiet = quiet + 1 if is_quiet else 0
             if quiet >= LOOKS_AT_END and not old.connections():
                 typer.echo("nobody uses the old broker: shardctl migrate finish", err=True)
                 return
@@ -227,9 +237,11 @@ def begin(
             if once or ended.exit_code not in (UNREACHABLE, DATA):
                 raise
             time.sleep(AGAIN_S)
-        if once:
+        if once and not (waiting and is_first):
             return
-        time.sleep(interval)
+        # A queue is resumed by the second of two looks, also if the command is to look once.
+        time.sleep(max(interval, LISTED_S + AFTER_S) if once else interval)
+        is_first = False
 
 
 def status(
@@ -298,7 +310,7 @@ def finish(
                 f" {hint(look.queues[held[0]], HELD)}"
             )
         _carry_out(api, old, look, steps)
-        if not any(seen.at_old for seen in look.queues.values()):
+        if not any(seen.at_old or seen.is_unknown for seen in look.queues.values()):
             _remove(api, bridges_in(api.get("parameters", "shovel")), queues)
             ready = _ready_without_bridges(old, queues)
             if not ready:
@@ -368,49 +380,54 @@ def _look(
     """
     rows = {Queue(row["vhost"], row["name"]): row for row in listed}
     bridges = bridges_in(api.get("parameters", "shovel"))
-    states = {(row["vhost"], row["name"]): row for row in api.get("shovels")} if bridges else {}
     own = _own_queues(api)
 
     def decides(queue: Queue) -> bool:
         here = own.get(queue, {})
-        has_numbers = "messages_ready" in rows[queue] and "consumers" in rows[queue]
-        return bool(queue in bridges or here.get("messages") or here.get("consumers")) or (
-            not has_numbers
-        )
+        is_used = here.get("messages") or here.get("consumers")
+        return bool(queue in bridges or is_used or not has_counts(rows[queue]))
 
-    counts = {
-        queue: (row["messages_ready"], row["consumers"])
-        for queue, row in rows.items()
-        if "messages_ready" in row and "consumers" in row
-    }
     asked = [queue for queue in queues if queue in rows and (is_exact or decides(queue))]
-    counts |= old.counts([queue for queue in asked if rows[queue].get("state") not in DOWN])
+    counts = old.counts([queue for queue in asked if rows[queue].get("state") not in DOWN])
+    # What a bridge has taken is looked at last: no message is between both numbers.
+    states = {(row["vhost"], row["name"]): row for row in api.get("shovels")} if bridges else {}
     seen, faults = {}, {}
     for queue in queues:
-        row, here = rows.get(queue, {}), own.get(queue, {})
-        if not here:
+        row, here = rows.get(queue), own.get(queue)
+        if here is None:
             faults[queue] = "the queue is not here any more: call migrate start again"
             continue
-        ready, consumers = counts.get(queue, (0, 0))
         name = bridges.get(queue)
-        state = states.get((queue.vhost, name), {}) if name else {}
-        if name and state.get("state") != "running" and state.get("error"):
+        state = states.get((queue.vhost, name), {}) if name else None
+        seen[queue] = seen_of(row, counts.get(queue), here, state)
+        if state and state.get("state") != "running" and state.get("error"):
             faults[queue] = str(state["error"])
-        elif row.get("state") in DOWN:
+        elif row and row.get("state") in DOWN:
             faults[queue] = f"the old broker does not serve the queue ({row['state']})"
-        rate = ((row.get("message_stats") or {}).get("publish_details") or {}).get("rate")
-        unacked = int(row.get("messages_unacknowledged") or 0) if consumers else 0
-        seen[queue] = Seen(
-            ready=ready,
-            unacked=max(unacked, int(state.get("pending") or 0)),
-            old_consumers=max(0, consumers - (name is not None)),
-            is_published=bool(rate),
-            here=int(here.get("messages") or 0),
-            consumers=int(here.get("consumers") or 0),
-            has_bridge=name is not None,
-            is_paused=here.get("state") == "paused",
-        )
+        elif seen[queue].is_unknown:
+            faults[queue] = "the old broker does not list how many messages the queue has"
     return Look(seen, faults)
+
+
+def _settled(
+    look: Look, since_s: dict[Queue, float], now_s: float, any_order: bool
+) -> tuple[Look, dict[Queue, float]]:
+    """Return a look that says which queues may be resumed, and since when others could be.
+
+    Args:
+        look: What has been seen.
+        since_s: Since when queues could be resumed, as this function has returned it before.
+        now_s: When the look began.
+        any_order: Whether older messages may come behind newer ones that are here already.
+    """
+    queues, found = {}, {}
+    for queue, seen in look.queues.items():
+        since = settling_since(seen, since_s.get(queue), now_s, any_order)
+        if since is not None:
+            found[queue] = since
+        is_settled = since is not None and now_s - since > LISTED_S
+        queues[queue] = seen._replace(is_settled=is_settled)
+    return Look(queues, look.faults), found
 
 
 def _steps(look: Look, any_order: bool, is_finishing: bool = False) -> dict[Queue, Step]:

@@ -10,6 +10,10 @@
 
 The queue here is paused in AT_OLD and HELD: it takes messages and gives none. So no consumer gets a
 message that was published here before those that still wait at the old broker.
+
+Who consumed a message at the old broker may hold it after it has ended its consumer, and may give
+it back. The numbers of such messages are some seconds old. So a queue stays paused until it could
+be resumed for longer than that.
 """
 
 from __future__ import annotations
@@ -27,6 +31,10 @@ NAME_BYTES_MAX: Final = 200
 RECONNECT_DELAY_S: Final = 1
 PREFETCH: Final = 1000
 PRIORITY: Final = -1  # consumers that come back to the old broker get messages first
+# Numbers that a broker lists are so old at the most: RabbitMQ collects them every 5 s.
+LISTED_S: Final = 5.0
+# States of queues whose node at the old broker does not run: nobody can declare them.
+DOWN: Final = ("down", "stopped", "crashed")
 
 
 class Queue(NamedTuple):
@@ -45,6 +53,8 @@ class Seen(NamedTuple):
     consumers: consumers here.
     has_bridge: whether there is a bridge for the queue.
     is_paused: whether the queue here is paused.
+    is_unknown: whether the old broker has the queue and does not say what is in it.
+    is_settled: whether the queue could be resumed for longer than listed numbers may be old.
     """
 
     ready: int = 0
@@ -55,6 +65,8 @@ class Seen(NamedTuple):
     consumers: int = 0
     has_bridge: bool = False
     is_paused: bool = False
+    is_unknown: bool = False
+    is_settled: bool = False
 
     @property
     def at_old(self) -> int:
@@ -69,20 +81,86 @@ class Step(NamedTuple):
     is_paused: bool = False
 
 
+def seen_of(
+    row: Mapping[str, Any] | None,
+    counts: tuple[int, int] | None,
+    here: Mapping[str, Any],
+    bridge: Mapping[str, Any] | None,
+) -> Seen:
+    """Return what is seen of a queue.
+
+    Args:
+        row: The row of the queue as the old broker lists it, None if it lists none.
+        counts: The messages that are ready at the old broker and the consumers there, if asked for.
+        here: The row of the queue as this broker lists it.
+        bridge: The state of its bridge, None if there is no bridge.
+    """
+    if row is None:
+        row = {"messages_ready": 0, "messages_unacknowledged": 0, "consumers": 0}
+    if counts is None and has_counts(row):
+        counts = row["messages_ready"], row["consumers"]
+    unacked = row.get("messages_unacknowledged")
+    ready, consumers = counts or (0, 0)
+    rate = ((row.get("message_stats") or {}).get("publish_details") or {}).get("rate")
+    return Seen(
+        ready=ready,
+        unacked=max(int(unacked or 0), int((bridge or {}).get("pending") or 0)),
+        old_consumers=max(0, consumers - (bridge is not None)),
+        is_published=bool(rate),
+        here=int(here.get("messages") or 0),
+        consumers=int(here.get("consumers") or 0),
+        has_bridge=bridge is not None,
+        is_paused=here.get("state") == "paused",
+        is_unknown=row.get("state") in DOWN or counts is None or unacked is None,
+    )
+
+
+def has_counts(row: Mapping[str, Any]) -> bool:
+    """Return whether the row of a queue says how many messages are ready, and the consumers."""
+    return row.get("messages_ready") is not None and row.get("consumers") is not None
+
+
 def step(seen: Seen, any_order: bool = False, is_finishing: bool = False) -> Step:
     """Return the state of a queue, and what is to be there.
 
     Args:
         seen: The queue at both brokers.
         any_order: Whether older messages may come behind newer ones that are here already.
-        is_finishing: Whether messages come also if there are no consumers here.
+        is_finishing: Whether messages come also if there are no consumers here, and at once.
     """
+    found = _due(seen, any_order, is_finishing)
+    is_early = seen.is_paused and not found.is_paused and not seen.has_bridge
+    if is_early and not (seen.is_settled or is_finishing):
+        return Step(AT_OLD, is_paused=True)
+    return found
+
+
+def settling_since(
+    seen: Seen, since_s: float | None, now_s: float, any_order: bool = False
+) -> float | None:
+    """Return since when a paused queue could be resumed, None if it is to stay paused.
+
+    Args:
+        seen: The queue at both brokers.
+        since_s: What this function returned at the last look.
+        now_s: When the look began, on the same clock.
+        any_order: Whether older messages may come behind newer ones that are here already.
+    """
+    if not seen.is_paused or _due(seen, any_order).is_paused:
+        return None
+    return now_s if since_s is None else since_s
+
+
+def _due(seen: Seen, any_order: bool, is_finishing: bool = False) -> Step:
+    """Return what is to be there if no number is old."""
+    if seen.is_unknown:
+        return Step(AT_OLD, seen.has_bridge, seen.is_paused)
     is_used = bool(seen.at_old or seen.is_published)
     if seen.has_bridge:
         return Step(COMING if is_used else HERE, has_bridge=True)
-    is_left = not seen.old_consumers or not is_used
-    if (seen.consumers and is_left) or (is_finishing and seen.at_old and not seen.old_consumers):
-        if seen.at_old and seen.here and not any_order:
+    is_free = not (seen.old_consumers or seen.unacked)
+    if (seen.consumers and (is_free or not is_used)) or (is_finishing and seen.ready and is_free):
+        if seen.ready and seen.here and not any_order:
             return Step(HELD, is_paused=True)
         return Step(COMING if is_used else HERE, has_bridge=True)
     if is_used or seen.old_consumers:
@@ -92,7 +170,13 @@ def step(seen: Seen, any_order: bool = False, is_finishing: bool = False) -> Ste
 
 def hint(seen: Seen, state: str) -> str:
     """Return what may be done for a queue now, "" if there is nothing to do."""
+    if seen.is_unknown:
+        return "wait until the old broker says how many messages the queue has"
     if state == AT_OLD:
+        if seen.consumers and not seen.old_consumers and seen.unacked:
+            return "consumers here wait until all messages are acknowledged at the old broker"
+        if seen.consumers and not seen.old_consumers:
+            return f"migrate start resumes the queue here {LISTED_S:.0f} s after the last message"
         if seen.consumers and seen.old_consumers:
             return "consumers here wait until the last one has left the old broker"
         if not seen.at_old and not seen.is_published:
@@ -111,7 +195,7 @@ def hint(seen: Seen, state: str) -> str:
 
 def is_over(seen: Seen) -> bool:
     """Return whether nothing is left of a queue at the old broker, and nobody uses it there."""
-    return not (seen.at_old or seen.old_consumers or seen.is_published)
+    return not (seen.at_old or seen.old_consumers or seen.is_published or seen.is_unknown)
 
 
 def bridge_name(queue: str) -> str:

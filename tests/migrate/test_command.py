@@ -13,6 +13,7 @@ import pika
 import pytest
 from typer.testing import CliRunner
 
+from shardmq.supervisor.cli import migrate as migrate_command
 from shardmq.supervisor.cli import old_broker as old_brokers
 from shardmq.supervisor.cli.app import app
 from tests.bridges.moving import call, connected
@@ -162,7 +163,10 @@ def drained(connection: pika.BlockingConnection, is_over: Callable[[], bool], wh
     wait_until(happened, what)
 
 
-def test_both_orders_lose_nothing_and_keep_order(broker: RealBroker, old: RealBroker) -> None:
+def test_both_orders_lose_nothing_and_keep_order(
+    broker: RealBroker, old: RealBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate_command, "LISTED_S", 0.0)
     names = [f"moving {number:02}" for number in range(QUEUES)]
     publishers_first, consumers_first = names[: QUEUES // 2], names[QUEUES // 2 :]
     for name in names:
