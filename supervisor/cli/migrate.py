@@ -16,11 +16,16 @@ gets nothing that is newer than what waits at the old broker.
 up, the publishers stop, what is under way arrives, and they start here.
 
 So whoever moves second, moves when the queue is empty at the old broker: `migrate status` says so
-of each queue. Each publisher's messages stay in order in each queue then, and none is lost in any
-case: a message leaves the old broker when this one has it on the disk. What a bridge has sent when
-a connection breaks may come twice. If consumers leave a queue of the old broker that has messages,
-and newer ones wait here, the queue is held: a consumer at the old broker can take the rest, or
-`--any-order` lets it come behind the newer ones.
+of each queue. Each publisher's messages stay in order in each queue then, and none of a queue that
+moves is lost: a message leaves the old broker when this one has it on the disk. What a bridge has
+sent when a connection breaks may come twice. If consumers leave a queue of the old broker that has
+messages, and newer ones wait here, the queue is held: a consumer at the old broker can take the
+rest, or `--any-order` lets it come behind the newer ones.
+
+Queues that do not move, as they are exclusive, go with their last consumer or have a name that a
+broker has chosen, get nothing that is published at the other broker: publish and subscribe, and
+requests with replies, move together, or their exchange is federated until then. Messages that
+expire do so here, too, while they wait: there the consumers move first.
 
 **What is kept where.** `start` makes shovels whose names begin with `migration-`, and pauses
 queues; the rest is seen anew at each look. So every command may be interrupted and called again,

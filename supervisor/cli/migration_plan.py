@@ -35,7 +35,23 @@ FEDERATION_KEYS: Final = (
 PROTOCOLS: Final = {
     "mqtt": "MQTT", "stomp": "STOMP", "stream": "the stream protocol", "amqp1.0": "AMQP 1.0",
 }  # fmt: skip
-TTL: Final = "the time to live of a message begins anew when it arrives here"
+TTL: Final = (
+    "the time to live of a message begins anew when it arrives here, and messages expire while they"
+    " wait here: move the consumers first"
+)
+# What is to be known of queues that do not move.
+APART: Final = (
+    "what is published at the other broker does not reach it: move publishers and consumers"
+    " together, or federate the exchange until then"
+)
+RPC: Final = (
+    "a reply (reply_to) does not reach a requester at the other broker: move those who ask and"
+    " those who answer together"
+)
+PAUSES: Final = (
+    "it is here already: start pauses it while the old broker uses the queue of its name, and"
+    " resumes it, also if it was paused before"
+)
 LENGTH: Final = (
     "the limit of length counts at each broker: while messages come, what is too much here dies or"
     " is refused as it would there"
@@ -43,8 +59,8 @@ LENGTH: Final = (
 # What is to be known of queues with an argument. A policy key is the argument without x-.
 NOTES: Final = {
     "x-message-ttl": TTL,
-    "x-expires": "the queue is deleted here if nobody uses it for that long, also before its"
-    " consumers come",
+    "x-expires": "the queue is deleted here if nobody uses it for that long, also with messages"
+    " that wait for its consumers: move the consumers first",
     "x-max-length": LENGTH,
     "x-max-length-bytes": LENGTH,
     "x-dead-letter-exchange": "a message that dies before it has come is dead-lettered by the old"
@@ -153,6 +169,7 @@ def plan(brokers: Brokers) -> Plan:
     _drop_bindings(document, found, brokers)
     queues, unreadable = _bridged(found, brokers)
     _see_protocols(found, brokers)
+    found.add(DIFFERS, "clients", RPC, "RPC")
     return Plan(found.sorted(), document, queues, unreadable)
 
 
@@ -283,6 +300,8 @@ def _queue(found: _Findings, row: Thing, known: Thing | None, brokers: Brokers) 
         is_same = _arguments(known) == given and known.get("durable") == row.get("durable")
         why = "" if is_same else "it is declared otherwise here, and stays so"
         found.add(KNOWN, "queue", why, _shown(row))
+        if not _is_stream(row) and not _is_stream(known):
+            found.add(DIFFERS, "queue", PAUSES, _shown(row))
         return False
     kind = given.get("x-queue-type", "classic")
     if kind == "quorum":
@@ -322,11 +341,11 @@ def unmoved(row: Thing) -> str:
     """Return why a queue of the old broker is neither made here nor bridged, "" if it is."""
     name, given = str(row["name"]), _arguments(row)
     if row.get("exclusive"):
-        return "it is exclusive: its client declares it again"
+        return f"it is exclusive: its client declares it again; {APART}"
     if _is_internal(name):
-        return "the old broker has chosen its name: its client declares another"
+        return f"the old broker has chosen its name: its client declares another; {APART}"
     if row.get("auto_delete"):
-        return "it is deleted with its last consumer: its clients declare it again"
+        return f"it is deleted with its last consumer: its clients declare it again; {APART}"
     if "x-internal-purpose" in given:
         return "it serves a plugin of the old broker"
     return ""

@@ -53,15 +53,20 @@ def queue(name: str = "q", **more: Any) -> dict[str, Any]:
         (queue(), TAKEN, "", True),
         (queue(durable=False), TAKEN, "", True),
         (queue(exclusive=True), LEFT, "exclusive", False),
+        (queue(exclusive=True), LEFT, "federate the exchange until then", False),
         (queue(auto_delete=True), LEFT, "its last consumer", False),
+        (queue(auto_delete=True), LEFT, "federate the exchange until then", False),
         (queue("amq.gen-x"), LEFT, "has chosen its name", False),
+        (queue("amq.gen-x"), LEFT, "federate the exchange until then", False),
         (queue(arguments={"x-internal-purpose": "federation"}), LEFT, "plugin", False),
         (queue(arguments={"x-queue-type": "classic"}), TAKEN, "", True),
         (queue(arguments={"x-queue-type": "quorum"}), DIFFERS, "cluster.replicas", True),
         (queue(type="quorum"), DIFFERS, "cluster.replicas", True),
         (queue(arguments={"x-queue-type": "stream"}), DIFFERS, "do not come", False),
         (queue(arguments={"x-message-ttl": 9}), DIFFERS, "begins anew", True),
+        (queue(arguments={"x-message-ttl": 9}), DIFFERS, "move the consumers first", True),
         (queue(arguments={"x-expires": 9}), DIFFERS, "deleted here", True),
+        (queue(arguments={"x-expires": 9}), DIFFERS, "move the consumers first", True),
         (queue(arguments={"x-max-length": 9}), DIFFERS, "limit of length", True),
         (queue(arguments={"x-max-length-bytes": 9}), DIFFERS, "limit of length", True),
         (queue(arguments={"x-max-priority": 9}), DIFFERS, "within a priority", True),
@@ -125,6 +130,13 @@ def test_what_is_here_stays() -> None:
     assert (KNOWN, "it is declared otherwise here, and stays so") in said(found, "queue")
 
 
+def test_queues_that_are_here_already_are_paused_and_resumed() -> None:
+    stream = queue("s", type="stream")
+    found = made({"queues": [queue("a"), queue("b"), stream]}, {"queues": [queue("a"), stream]})
+    paused = [each.things for each in found.findings if each.why == plans.PAUSES]
+    assert paused == [["/: a"]]
+
+
 def test_definitions_of_a_rabbitmq_come_whole() -> None:
     old = json.loads(OF_RABBITMQ.read_text())
     found = plan(Brokers(old, READER, [], {}, TYPES | {"x-consistent-hash"}, "guest"))
@@ -185,7 +197,10 @@ def test_exclusive_queues_and_other_protocols_are_found() -> None:
     found = made({"queues": rows}, queues=[*rows, exclusive], listeners=listeners)
     assert found.queues == [Queue("/", "a"), Queue("/", "b")]
     assert any("exclusive" in why for _, why in said(found, "queue"))
-    assert said(found, "clients") == {(LEFT, "MQTT is not spoken here: such clients cannot move")}
+    assert said(found, "clients") == {
+        (LEFT, "MQTT is not spoken here: such clients cannot move"),
+        (DIFFERS, plans.RPC),
+    }
 
 
 @pytest.mark.parametrize(
