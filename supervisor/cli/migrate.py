@@ -134,14 +134,21 @@ PLAN_COLUMNS = ["verdict", "kind", "count", "example", "why"]
 STATUS_COLUMNS = [
     "vhost", "name", "state", "at_old", "old_consumers", "here", "consumers", "hint",
 ]  # fmt: skip
+OWN_COLUMNS = "name,vhost,type,arguments,effective_policy_definition,messages,consumers,state"
 NAMES_SHOWN = 10
 
 
 class Look(NamedTuple):
-    """What was seen at one time: each queue, and why the messages of some do not come."""
+    """What was seen at one time.
+
+    queues: each queue.
+    faults: why the messages of some do not come.
+    bridges: the values of the bridges that are there.
+    """
 
     queues: dict[Queue, Seen]
     faults: dict[Queue, str]
+    bridges: dict[Queue, dict[str, Any]]
 
     def totals(self, steps: dict[Queue, Step]) -> dict[str, int]:
         """Return the numbers of queues by state, and those of messages."""
@@ -229,7 +236,7 @@ def begin(
             look = _look(api, old, found.queues, old.queues(), is_exact=is_first)
             look, since_s = _settled(look, since_s, now_s, any_order)
             steps = _steps(look, any_order)
-            _carry_out(api, old, look, steps)
+            _carry_out(api, old, look, steps, is_repairing=is_first)
             waiting = [queue for queue in since_s if steps[queue].is_paused]
             is_quiet = all(map(is_over, look.queues.values())) and not waiting
             quiet = quiet + 1 if is_quiet else 0
@@ -262,7 +269,21 @@ def status(
     old = old_broker(amqp_uri, http_url, old_user, old_password, old_password_file, api.timeout_s)
     rows, own = old.queues(), _own_queues(api)
     queues = [queue for queue in moved_queues(rows, own.values()) if queue in own]
-    look = _look(api, old, queues, rows)
+    bridges = bridges_in(api.get("parameters", "shovel"))
+    there = {Queue(row["vhost"], row["name"]) for row in rows}
+    alone = [
+        queue
+        for queue, row in own.items()
+        if queue not in there
+        and old.vhost in ("", queue.vhost)
+        and (row.get("state") == "paused" or queue in bridges)
+    ]
+    look = _look(api, old, queues + alone, rows)
+    look.faults.update(
+        dict.fromkeys(
+            alone, "paused or bridged here, and not at the old broker (finish, resume_queue)"
+        )
+    )
     steps = _steps(look, any_order)
     rows = [
         {
@@ -316,7 +337,7 @@ def finish(
             )
         _carry_out(api, old, look, steps)
         if not any(seen.at_old or seen.is_unknown for seen in look.queues.values()):
-            _remove(api, bridges_in(api.get("parameters", "shovel")), queues)
+            _remove(api, old)
             ready = _ready_without_bridges(old, queues)
             if not ready:
                 break
@@ -326,13 +347,20 @@ def finish(
         time.sleep(interval)
         look = _look(api, old, queues, old.queues())
         _check_unused(old, look, force)
+    paused = []
     for queue, row in _own_queues(api).items():
-        if queue in look.queues and row.get("state") == "paused":
+        if row.get("state") != "paused" or old.vhost not in ("", queue.vhost):
+            continue
+        if queue in look.queues or queue in down:
             api.put("queues", *queue, "resume")
+        else:
+            paused.append(queue)
     typer.echo(
         f"the last message is over ({time.strftime('%Y-%m-%d %H:%M:%S')}): {len(queues)}"
         f" queues are empty at the old broker, {came} messages came at the end"
     )
+    if paused:
+        typer.echo(f"paused here, not at the old broker: {_names(paused)} (resume_queue)")
     for line in _left(api, old):
         typer.echo(line)
 
@@ -367,7 +395,7 @@ def _import(api: Api, found: Plan) -> None:
 
 
 def _own_queues(api: Api) -> dict[Queue, Thing]:
-    rows = api.get("queues", columns="name,vhost,type,arguments,messages,consumers,state")
+    rows = api.get("queues", columns=OWN_COLUMNS)
     return {Queue(row["vhost"], row["name"]): row for row in rows}
 
 
@@ -402,8 +430,8 @@ def _look(
         if here is None:
             faults[queue] = "the queue is not here any more: call migrate start again"
             continue
-        name = bridges.get(queue)
-        state = states.get((queue.vhost, name), {}) if name else None
+        has_bridge = queue in bridges
+        state = states.get((queue.vhost, bridge_name(queue.name)), {}) if has_bridge else None
         seen[queue] = seen_of(row, counts.get(queue), here, state)
         if state and state.get("state") != "running" and state.get("error"):
             faults[queue] = str(state["error"])
@@ -411,7 +439,7 @@ def _look(
             faults[queue] = f"the old broker does not serve the queue ({row['state']})"
         elif seen[queue].is_unknown:
             faults[queue] = "the old broker does not list how many messages the queue has"
-    return Look(seen, faults)
+    return Look(seen, faults, bridges)
 
 
 def _settled(
@@ -432,33 +460,41 @@ def _settled(
             found[queue] = since
         is_settled = since is not None and now_s - since > LISTED_S
         queues[queue] = seen._replace(is_settled=is_settled)
-    return Look(queues, look.faults), found
+    return look._replace(queues=queues), found
 
 
 def _steps(look: Look, any_order: bool, is_finishing: bool = False) -> dict[Queue, Step]:
     return {queue: step(seen, any_order, is_finishing) for queue, seen in look.queues.items()}
 
 
-def _carry_out(api: Api, old: OldBroker, look: Look, steps: dict[Queue, Step]) -> None:
+def _carry_out(
+    api: Api, old: OldBroker, look: Look, steps: dict[Queue, Step], is_repairing: bool = False
+) -> None:
     """Pause and resume queues, and make bridges.
 
-    A bridge is made before its queue is resumed: an interruption in between loses nothing.
+    A bridge is made before its queue is resumed: an interruption in between loses nothing. A bridge
+    that is otherwise, such as with an old password, is made anew with `is_repairing` only: what is
+    listed never equals what was put if this broker hides passwords.
     """
     for queue, each in steps.items():
         seen = look.queues[queue]
-        if each.has_bridge and not seen.has_bridge:
-            value = bridge(queue, old.uri(queue.vhost))
+        value = bridge(queue, old.uri(queue.vhost))
+        is_other = is_repairing and look.bridges.get(queue) != value
+        if each.has_bridge and (is_other or not seen.has_bridge):
             name = bridge_name(queue.name)
             api.put("parameters", "shovel", queue.vhost, name, body={"value": value})
         if each.is_paused != seen.is_paused:
             api.put("queues", *queue, "pause" if each.is_paused else "resume")
 
 
-def _remove(api: Api, bridges: dict[Queue, str], queues: list[Queue]) -> None:
-    moved = set(queues)
-    for queue, name in bridges.items():
-        if queue in moved:
-            api.delete("parameters", "shovel", queue.vhost, name)
+def _remove(api: Api, old: OldBroker) -> None:
+    """Remove the bridges of the vhosts that move, also of queues that the old broker has no more.
+
+    Each has the password of the old broker.
+    """
+    for queue in bridges_in(api.get("parameters", "shovel")):
+        if old.vhost in ("", queue.vhost):
+            api.delete("parameters", "shovel", queue.vhost, bridge_name(queue.name))
 
 
 def _ready_without_bridges(old: OldBroker, queues: list[Queue]) -> int:

@@ -55,6 +55,7 @@ class Seen(NamedTuple):
     is_paused: whether the queue here is paused.
     is_unknown: whether the old broker has the queue and does not say what is in it.
     is_settled: whether the queue could be resumed for longer than listed numbers may be old.
+    is_expiring: whether the queue here, or a message that waits in it, expires after some time.
     """
 
     ready: int = 0
@@ -67,6 +68,7 @@ class Seen(NamedTuple):
     is_paused: bool = False
     is_unknown: bool = False
     is_settled: bool = False
+    is_expiring: bool = False
 
     @property
     def at_old(self) -> int:
@@ -111,8 +113,14 @@ def seen_of(
         consumers=int(here.get("consumers") or 0),
         has_bridge=bridge is not None,
         is_paused=here.get("state") == "paused",
+        is_expiring=_is_expiring(here),
         is_unknown=row.get("state") in DOWN or counts is None or unacked is None,
     )
+
+
+def _is_expiring(here: Mapping[str, Any]) -> bool:
+    given, policy = here.get("arguments") or {}, here.get("effective_policy_definition") or {}
+    return any(f"x-{key}" in given or key in policy for key in ("message-ttl", "expires"))
 
 
 def has_counts(row: Mapping[str, Any]) -> bool:
@@ -183,6 +191,8 @@ def hint(seen: Seen, state: str) -> str:
             return "its consumers may move"
         if seen.here:
             return "its consumers may move when at_old is 0"
+        if seen.is_expiring:
+            return "its consumers may move, before its publishers: messages expire while they wait"
         return "its publishers may move; or its consumers, before its publishers"
     if state == HELD:
         return "start a consumer at the old broker until at_old is 0, or use --any-order"
@@ -232,12 +242,12 @@ def bridge(queue: Queue, old_uri: str) -> dict[str, Any]:
     }
 
 
-def bridges_in(parameters: Iterable[Mapping[str, Any]]) -> dict[Queue, str]:
-    """Return the queues that have a bridge, with its name, from the parameters of shovels."""
-    found = {}
+def bridges_in(parameters: Iterable[Mapping[str, Any]]) -> dict[Queue, dict[str, Any]]:
+    """Return the queues that have a bridge, with its value, from the parameters of shovels."""
+    found: dict[Queue, dict[str, Any]] = {}
     for row in parameters:
         name, value = row.get("name"), row.get("value")
         queue = value.get("src-queue") if isinstance(value, dict) else None
-        if isinstance(name, str) and isinstance(queue, str) and name == bridge_name(queue):
-            found[Queue(str(row.get("vhost")), queue)] = name
+        if isinstance(value, dict) and isinstance(queue, str) and name == bridge_name(queue):
+            found[Queue(str(row.get("vhost")), queue)] = value
     return found

@@ -147,7 +147,25 @@ def test_names_of_bridges_find_their_queues() -> None:
         {"vhost": "v", "name": "mine", "value": {"src-queue": "mine"}},
         {"vhost": "v", "name": "odd", "value": None},
     ]
-    assert set(rules.bridges_in([*rows, *others])) == {Queue("v", name) for name in names}
+    assert rules.bridges_in([*rows, *others]) == {
+        Queue("v", name): rules.bridge(Queue("v", name), "amqp://old/v") for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        {"arguments": {"x-message-ttl": 1}},
+        {"arguments": {"x-expires": 1}},
+        {"effective_policy_definition": {"message-ttl": 1}},
+        {"effective_policy_definition": {"expires": 1}},
+    ],
+)
+def test_publishers_do_not_move_first_if_messages_expire(here: dict[str, Any]) -> None:
+    seen = rules.seen_of(NUMBERS, None, here, None)
+    assert "publishers may move" not in rules.hint(seen, rules.AT_OLD)
+    other = rules.seen_of(NUMBERS, None, {"arguments": {}}, None)
+    assert "publishers may move" in rules.hint(other, rules.AT_OLD)
 
 
 class World:
