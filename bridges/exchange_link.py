@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 from urllib.parse import quote
@@ -36,7 +36,7 @@ from shardmq.broker.model.upstream_bindings import BINDINGS_MAX, Binding
 from shardmq.broker.shared.bridging import Bindings, BridgeState, Order, key_of
 
 CHECK_S: Final = 90.0  # the internal exchange is looked for so often, as in RabbitMQ
-CLEAN_UP_S_MAX: Final = 2.0
+CLEAN_UP_S_MAX: Final = 8.0
 TOO_MANY: Final = f"the exchange has more than {BINDINGS_MAX} bindings, or very large ones"
 
 log = logging.getLogger("bridges")
@@ -70,7 +70,7 @@ class ExchangeLinkRunner:
         name = f"Federation link (upstream: {link.upstream}, policy: {link.policy})"
         delay_s = max(link.reconnect_delay_s, DELAY_S_MIN)
         self._tries = Tries(self.state, name, link.vhost, delay_s, doors, tell, True)
-        self._tries.is_hopeless = self._is_own_loop()
+        self._tries.is_hopeless = bool(link.twin) or self._is_own_loop()
 
     async def run(self) -> None:
         await self._tries.run(self._run_once, self._useless)
@@ -79,11 +79,15 @@ class ExchangeLinkRunner:
         """Return whether bindings are those of the exchange of this link."""
         return (told.vhost, told.exchange) == (self._link.vhost, self._link.exchange)
 
-    def goes_on_as(self, order: Order, cluster: str) -> bool:
-        """Return whether what is at the upstream serves what is to run now."""
-        link = order.bridge
-        assert isinstance(link, ExchangeLink)
-        return cluster == self.cluster and link.keeps_queue_of(self._link)
+    def has_heir(self, links: Mapping[tuple[str, str], list[ExchangeLink]]) -> bool:
+        """Return whether one of the links that are to run goes on with the queue at the upstream.
+
+        They are given by the vhost and the name of the exchange here. The upstream may have got
+        another name, so a link of another key may be the one.
+        """
+        link = self._link
+        here = links.get((link.vhost, link.exchange), ())
+        return any(each.keeps_queue_of(link) for each in here)
 
     def bind(self, bindings: list[Binding] | None) -> None:
         """Take the bindings of the exchange here; None if there are too many of them."""
@@ -114,6 +118,10 @@ class ExchangeLinkRunner:
         link = self._link
         if self._is_own_loop():
             raise LinkFailed("the upstream exchange is the federated exchange itself")
+        if link.twin:
+            raise LinkFailed(
+                f"upstream '{link.twin}' leads to the same exchange of the same broker, and runs"
+            )
         opened: list[Connection] = []
         upstream: Upstream | None = None
 

@@ -139,22 +139,20 @@ class Bridges:
     async def _run(self, orders: list[Order], cluster: str) -> None:
         """Stop what is not to run any more, or not so, and start what is new."""
         wanted = {key_of(order.bridge): order for order in orders}
+        exchanges: dict[tuple[str, str], list[ExchangeLink]] = {}
+        for order in orders:
+            if isinstance(link := order.bridge, ExchangeLink):
+                exchanges.setdefault((link.vhost, link.exchange), []).append(link)
         stopped = []
         for key, runner in self._runners.items():
-            order = wanted.get(key)
-            if isinstance(runner, ExchangeLinkRunner) and (
-                order is None or not runner.goes_on_as(order, cluster)
-            ):
+            if isinstance(runner, ExchangeLinkRunner) and cluster != runner.cluster:
                 runner.leaves = True
                 stopped.append(key)
-            elif order != runner.order:
+            elif wanted.get(key) != runner.order:
+                if isinstance(runner, ExchangeLinkRunner):
+                    runner.leaves = not runner.has_heir(exchanges)
                 stopped.append(key)
         await self._stop_runners(stopped)
-        exchanges = {
-            (order.bridge.vhost, order.bridge.exchange)
-            for order in orders
-            if isinstance(order.bridge, ExchangeLink)
-        }
         self._bindings = {key: told for key, told in self._bindings.items() if key in exchanges}
         for key, order in wanted.items():
             if key not in self._runners:

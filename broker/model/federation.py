@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
+from shardmq.broker.model import amqp_uri, patterns
 from shardmq.broker.model import parameter_keys as keys
-from shardmq.broker.model import patterns
 from shardmq.broker.model.arguments import SHARD_ARGUMENTS
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut
@@ -149,6 +149,9 @@ class QueueLink(msgspec.Struct, frozen=True, kw_only=True, tag="queue-link"):
         return self.vhost, self.queue, self.upstream, self.upstream_queue
 
 
+Place = tuple[str, int, str]  # of a broker: host, port and vhost
+
+
 class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link"):
     """A link that brings messages of an upstream exchange to a federated exchange of this broker.
 
@@ -158,6 +161,8 @@ class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link
     expires, message_ttl: of the queue at the upstream, in milliseconds; None for no limit.
     queue_type: the type of that queue.
     cleans_up: the queue is deleted when the link is not asked for any more.
+    twin: the upstream of another link with the same ends, which runs instead of this one; "" if
+        there is none.
     exchange_type, durable, auto_delete, arguments: how the exchange here was declared.
     """
 
@@ -178,6 +183,7 @@ class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link
     message_ttl: int | None = None
     queue_type: str = "classic"
     cleans_up: bool = True
+    twin: str = ""
     durable: bool = True
     auto_delete: bool = False
     arguments: dict[str, Any] = {}
@@ -205,12 +211,25 @@ class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link
             downstream += f":{self.exchange}"
         return f"federation: {self.upstream_exchange} -> {downstream}"
 
+    @property
+    def places(self) -> frozenset[Place]:
+        """Return where the upstream is, by each of its URIs."""
+        uris = [amqp_uri.parse(uri, self.vhost) for uri in self.uris]
+        return frozenset((uri.host, uri.port, uri.vhost) for uri in uris)
+
     def keeps_queue_of(self, other: ExchangeLink) -> bool:
-        """Return whether this link goes on with the queue that the other one has declared."""
+        """Return whether this link goes on with the queue that the other one has declared.
+
+        The URIs of an upstream are those of one broker, so one common place is enough.
+        """
+        if self.twin or self.places.isdisjoint(other.places):
+            return False
         return all(
             getattr(self, name) == getattr(other, name)
-            for name in ("uris", "upstream_exchange", "expires", "message_ttl", "queue_type")
-        )
+            for name in (
+                "vhost", "exchange", "upstream_exchange", "expires", "message_ttl", "queue_type",
+            )
+        )  # fmt: skip
 
 
 Link = QueueLink | ExchangeLink
@@ -277,6 +296,7 @@ def walk(catalog: Catalog) -> Iterator[Link | None]:
         if put.component in (UPSTREAM, UPSTREAM_SET) and put.vhost in federates:
             upstreams.setdefault(put.vhost, _Upstreams()).add(put)
     seen: set[tuple[str, ...]] = set()
+    taken: dict[tuple[str, str, str, Place], str] = {}  # the upstream of the link that runs
     steps = 0
     names = sorted(federates & upstreams.keys() & catalog.vhosts.keys())
     for vhost in [catalog.vhosts[name] for name in names]:
@@ -286,9 +306,23 @@ def walk(catalog: Catalog) -> Iterator[Link | None]:
                 yield None
             if link is None:
                 continue
-            if link.ends not in seen:
-                seen.add(link.ends)
-                yield link
+            if link.ends in seen:
+                continue
+            seen.add(link.ends)
+            yield _beside(link, taken) if isinstance(link, ExchangeLink) else link
+
+
+def _beside(link: ExchangeLink, taken: dict[tuple[str, str, str, Place], str]) -> ExchangeLink:
+    """Return a link with its twin, if one of the links before it has the same ends.
+
+    Both would use one queue, and each would delete the bindings of the other one.
+    """
+    ends = [(link.vhost, link.exchange, link.upstream_exchange, place) for place in link.places]
+    twin = next((taken[each] for each in ends if each in taken), None)
+    if twin is not None:
+        return msgspec.structs.replace(link, twin=twin)
+    taken.update(dict.fromkeys(ends, link.upstream))
+    return link
 
 
 def federating_vhosts(catalog: Catalog) -> set[str]:

@@ -286,8 +286,11 @@ async def test_a_link_leaves_its_upstream_only_for_good_and_knows_its_bindings(
     for order, cluster, leaves in (
         (Order(link(), 2), "here", False),  # a restart
         (Order(link(prefetch=1), 3), "here", False),
-        (Order(link(uris=["amqp://i"]), 4), "here", True),
-        (Order(link(uris=["amqp://i"]), 4), "there", True),
+        (Order(link(uris=["amqp://u:secret@h"]), 4), "here", False),
+        (Order(link(uris=["amqp://j", "amqp://h"]), 5), "here", False),
+        (Order(link(upstream="renamed"), 6), "here", False),
+        (Order(link(uris=["amqp://i"]), 7), "here", True),
+        (Order(link(uris=["amqp://i"]), 7), "there", True),
     ):
         [before] = bridges._runners.values()
         await bridges._run([order], cluster)
@@ -340,3 +343,12 @@ async def test_an_exchange_is_not_federated_from_itself() -> None:
     runner = ExchangeLinkRunner(Order(own, 1), "here", list, lambda: None)
     await runner.run()
     assert runner.state.error == "the upstream exchange is the federated exchange itself"
+
+
+@pytest.mark.row("J12")
+async def test_a_link_with_a_twin_does_not_run_and_says_why() -> None:
+    runner = ExchangeLinkRunner(Order(link(twin="v"), 1), "here", list, lambda: None)
+    await runner.run()
+    assert runner.state.error == (
+        "upstream 'v' leads to the same exchange of the same broker, and runs"
+    )

@@ -197,8 +197,55 @@ def test_a_link_of_an_exchange_has_the_defaults_and_what_a_set_says_wins() -> No
     )  # fmt: skip
     assert (other.prefetch, other.ack_mode, other.queue_type) == (1000, "on-confirm", "classic")
     assert other.keeps_queue_of(replace(other, prefetch=1, max_hops=5, policy="q"))
-    for more in ({"uris": ["amqp://b"]}, {"expires": 1}, {"upstream_exchange": "f"}):
-        assert not other.keeps_queue_of(replace(other, **more))
+    for more in (
+        {"uris": ["amqp://b"]}, {"uris": ["amqp://u:p@h/v"]}, {"uris": ["amqp://u:p@h:1"]},
+        {"expires": 1}, {"upstream_exchange": "f"}, {"twin": "u"}, {"vhost": "v"},
+    ):  # fmt: skip
+        assert not replace(other, **more).keeps_queue_of(other), more
+
+
+@pytest.mark.row("J12")
+@pytest.mark.parametrize(
+    "uris",
+    [
+        ["amqp://u:other@h:5672"],
+        ["amqp://h?heartbeat=5"],
+        ["amqp://first", "amqp://u:p@h"],
+        ["amqp://u:p@h", "amqp://second"],
+    ],
+)
+def test_a_link_keeps_its_queue_while_one_uri_leads_to_the_same_place(uris: list[str]) -> None:
+    catalog = catalog_of(
+        ParameterPut("/", UPSTREAM, "u", GOOD | {"uri": ["amqp://u:p@h", "amqp://u:p@i"]}),
+        policy("/", "p", "^e$", {UPSTREAM: "u"}),
+        ExchangePut("/", "e", "topic"),
+    )
+    [link] = federation.links(catalog)
+    assert isinstance(link, ExchangeLink)
+    for before, after in ((link.uris, uris), (uris, link.uris), (link.uris, link.uris[::-1])):
+        assert replace(link, uris=after).keeps_queue_of(replace(link, uris=before))
+
+
+@pytest.mark.row("J12")
+def test_of_two_links_with_the_same_ends_the_second_one_has_the_first_as_its_twin() -> None:
+    def twins(**uris: Any) -> dict[str, str]:
+        """Return the twin of the link of each upstream that is given with its URI."""
+        catalog = catalog_of(
+            *(ParameterPut("/", UPSTREAM, name, {"uri": uri}) for name, uri in uris.items()),
+            policy("/", "p", "^e$", {UPSTREAM_SET: "all"}),
+            ExchangePut("/", "e", "topic"),
+            QueuePut("/", "e", 1, 0),
+        )
+        found = federation.links(catalog)
+        assert len(found) == 2 * len(uris)
+        return {each.upstream: each.twin for each in found if isinstance(each, ExchangeLink)}
+
+    assert twins(a="amqp://h", b="amqp://i") == {"a": "", "b": ""}
+    assert twins(a="amqp://h", b="amqp://h/v", c="amqp://h:1") == {"a": "", "b": "", "c": ""}
+    assert twins(a=["amqp://h", "amqp://i"], b=["amqp://j", "amqp://u:p@i"], c="amqp://j") == {
+        "a": "", "b": "a", "c": "",
+    }  # fmt: skip
+    assert twins(a="amqp://h", b="amqp://h:5672/%2f?heartbeat=1") == {"a": "", "b": "a"}
 
 
 @pytest.mark.row("J12")
