@@ -160,7 +160,14 @@ class ExchangeLinkRunner:
         await upstream.prepare(self._wanted())
         upstream.connection.on_failed = lambda error: pump.end(LinkFailed(f"source: {error}"))
         mode = Mode(confirms=link.ack_mode == "on-confirm", acks=link.ack_mode != "no-ack")
-        edit = forwarded_by(link, self.state.src_uri, self.cluster, upstream.name)
+        edit = forwarded_by(
+            link,
+            self.state.src_uri,
+            self.cluster,
+            upstream.name,
+            source.frame_bytes_max,
+            self._tries.say_once,
+        )
         pump.start(
             Relay(
                 link.exchange.encode(),

@@ -130,14 +130,15 @@ class QueueLinkRunner:
             upstream, link.upstream_queue, link.arguments, False, link.durable, link.auto_delete
         )
         mode = Mode(confirms=link.ack_mode == "on-confirm", acks=link.ack_mode != "no-ack")
-        edit = received_from(link, self.state.src_uri)
+        frame_bytes_max = upstream.frame_bytes_max
+        edit = received_from(link, self.state.src_uri, frame_bytes_max, self._tries.say_once)
         pump.start(
             Relay(
                 link.queue.encode() if link.is_virtual else b"",
                 None if link.is_virtual else link.queue.encode(),
                 True,  # mandatory: a queue that is gone is told of, and ends the try
                 edit,
-                upstream.frame_bytes_max,
+                frame_bytes_max,
                 with_names=True,
             ),
             mode,

@@ -69,6 +69,7 @@ class Tries:
         self.at = {"src": 0, "dest": 0}  # the URI that was used last
         self._name, self._vhost = name, vhost
         self._first_delay_s, self._is_spread = first_delay_s, is_spread
+        self._said: set[str] = set()  # of a few texts
         self._logged: set[str] = set()  # why it has failed since it last ran well
         self._doors, self.tell = doors, tell
         self.change(STARTING)
@@ -122,6 +123,12 @@ class Tries:
         """Note that messages move now."""
         self.state.error = ""
         self.change(RUNNING)
+
+    def say_once(self, text: str) -> None:
+        """Log one of a few texts, the first time that it is said of the bridge."""
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("%s in vhost '%s': %s", self._name, self._vhost, text)
 
     def change(self, state: str) -> None:
         self.state.state, self.state.since = state, time.time()

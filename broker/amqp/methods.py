@@ -193,9 +193,18 @@ def decode_table(data: bytes) -> dict[str, Value]:
 
 
 def skip_value(table: bytes, at: int) -> int:
-    """Return where the value that begins at `at` inside a table, with its type, ends."""
+    """Return where the value that begins at `at` inside a table, with its type, ends.
+
+    Tables and arrays are not looked into, so what is inside may be broken.
+    """
     reader = _Reader(table, at)
-    reader.value(0)
+    kind = reader.take(1)
+    if kind in _LONG:
+        reader.take(reader.number(_U32))
+    elif kind in _SIZES:
+        reader.take(_SIZES[kind])
+    else:
+        raise _syntax_error(f"unknown field type {kind[0]}")
     return reader.at
 
 
@@ -444,6 +453,11 @@ _NUMBERS: Final = {
     b"f": struct.Struct(">f"),
     b"d": _F64,
 }
+# The bytes of a value behind its type, and the types whose length comes first.
+_SIZES: Final = {
+    **{kind: form.size for kind, form in _NUMBERS.items()}, b"t": 1, b"V": 0, b"T": 8, b"D": 5,
+}  # fmt: skip
+_LONG: Final = (b"S", b"F", b"A", b"x")
 # How each type of field is read; bits come several to an octet.
 _FIELD_READERS: Final[dict[str, Callable[[_Reader], Value] | None]] = {
     "shortstr": _Reader.short_string,

@@ -12,7 +12,7 @@ import pytest
 from pamqp import base, commands
 
 from shardmq.bridges.connection import Connection
-from shardmq.bridges.editing import forwarded_by
+from shardmq.bridges.editing import DROPPED, forwarded_by
 from shardmq.bridges.errors import ChannelClosed, ConnectionClosed, LinkFailed
 from shardmq.bridges.exchange_link import TOO_MANY, ExchangeLinkRunner
 from shardmq.bridges.process import Bridges
@@ -22,6 +22,7 @@ from shardmq.broker.amqp.properties import encode_properties, read
 from shardmq.broker.model.federation import ExchangeLink
 from shardmq.broker.model.upstream_bindings import Binding, Place, at_upstream
 from shardmq.broker.shared.bridging import Bindings, Order, Run, line
+from tests.bridges.test_queue_link import ODD, array, headed
 
 HISTORIES = 150
 QUEUE = "federation: there -> here:x"
@@ -41,7 +42,7 @@ def link(**more: Any) -> ExchangeLink:
 def edited(props: dict[str, Any], redelivered: bool = False, **more: Any) -> Any:
     """Return the properties that the link publishes; None if it drops the message."""
     upstream = more.pop("upstream", ("up", "v"))
-    edit = forwarded_by(link(**more), "amqp://u:secret@h?x=1", "here", upstream)
+    edit = forwarded_by(link(**more), "amqp://u:secret@h?x=1", "here", upstream, 4096, print)
     found = edit(encode_properties(props), bytes([redelivered]))
     return None if found is None else read(found)
 
@@ -74,6 +75,28 @@ def test_any_message_that_came_too_far_or_through_here_is_dropped(
         found = edited({"headers": {"x-received-from": entries}}, max_hops=hops)
         passes = len(been) < hops and ("here", "/") not in been
         assert (found is not None) == passes, (been, hops)
+
+
+@pytest.mark.row("J12")
+@pytest.mark.parametrize("odd", ODD.values(), ids=list(ODD))
+def test_odd_entries_stay_byte_for_byte_and_count_as_hops(odd: bytes) -> None:
+    props = headed(b"x-received-from", array(odd))
+    for hops in (1, 2):
+        edit = forwarded_by(
+            link(max_hops=hops), "amqp://h", "here", ("up", "/"), 4096, cast(Any, pytest.fail)
+        )
+        found = edit(props, b"\0")
+        assert (found is not None and found.endswith(odd)) == (hops == 2)
+        assert edit(headed(b"h", odd), b"\0") is not None
+
+
+@pytest.mark.row("J12")
+def test_a_message_whose_header_cannot_be_written_is_dropped_and_named() -> None:
+    said: list[str] = []
+    edit = forwarded_by(link(), "amqp://h", "here", ("up", "/"), 4096, said.append)
+    assert edit(headed(b"h", b"?"), b"\0") is None
+    assert edit(headed(b"h", b"x\0\0\x0f\xa0" + bytes(4000)), b"\0") is None
+    assert said == [DROPPED] * 2
 
 
 # -- what is at the upstream -----------------------------------------------------------------------

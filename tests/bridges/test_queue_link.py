@@ -14,7 +14,7 @@ from pamqp import base, commands
 
 from shardmq.bridges import queue_link
 from shardmq.bridges.connection import COMMANDS, Connection, _frame
-from shardmq.bridges.editing import editor, received_from
+from shardmq.bridges.editing import UNCHANGED, VISITS_MAX, editor, received_from
 from shardmq.bridges.errors import LinkFailed
 from shardmq.bridges.process import Bridges
 from shardmq.bridges.pump import Pump
@@ -34,6 +34,7 @@ from tests.bridges.test_hostile_peers import NEVER, Peer, delivery
 from tests.reference.relay import frame, short
 
 HISTORIES = 200
+FRAME_MAX = 4096
 
 
 def link(queue: str = "q", uri: str = "amqp://h", **more: Any) -> QueueLink:
@@ -42,7 +43,30 @@ def link(queue: str = "q", uri: str = "amqp://h", **more: Any) -> QueueLink:
 
 
 def edited(of: QueueLink, props: dict[str, Any], names: bytes) -> Any:
-    return read(received_from(of, "amqp://u:secret@h?x=1")(encode_properties(props), names))
+    return read(
+        received_from(of, "amqp://u:secret@h?x=1", FRAME_MAX, print)(
+            encode_properties(props), names
+        )
+    )
+
+
+def array(*items: bytes) -> bytes:
+    inside = b"".join(items)
+    return b"A" + struct.pack(">I", len(inside)) + inside
+
+
+def nested(depth: int) -> bytes:
+    """Return a list in a list, and so on."""
+    value = array()
+    for _ in range(depth - 1):
+        value = array(value)
+    return value
+
+
+def headed(name: bytes, value: bytes) -> bytes:
+    """Return properties with one header."""
+    inside = short(name) + value
+    return struct.pack(">HI", 0x2000, len(inside)) + inside
 
 
 @pytest.mark.row("J11")
@@ -78,13 +102,54 @@ def test_what_a_link_does_not_change_stays_byte_for_byte() -> None:
     for flags in (0x0080, 0x0400):  # message_id and correlation_id
         props = struct.pack(">HI", 0x2010 | flags, 0)
         props += bad + short(b"me")
-        found = received_from(link(), "amqp://h")(props, b"\0" + short(b"\xff") + short(b"q"))
+        found = received_from(link(), "amqp://h", FRAME_MAX, print)(
+            props, b"\0" + short(b"\xff") + short(b"q")
+        )
         assert found[:2] == struct.pack(">H", 0x2000 | flags) and found.endswith(bad)
         inside = entries(headers_inside(found))
         assert inside[b"x-original-exchange"] == b"S\0\0\0" + short(b"\xff")
     odd = b"\x02\xff\xfeS\0\0\0\x01v"  # a header whose name is not UTF-8
     props = struct.pack(">HI", 0x2000, len(odd)) + odd
-    assert odd in received_from(link(), "amqp://h")(props, b"\0\0\0")
+    assert odd in received_from(link(), "amqp://h", FRAME_MAX, print)(props, b"\0\0\0")
+
+
+ODD = {
+    "a nested key that is not UTF-8": b"F\0\0\0\x03\x01\xffV",
+    "a large mantissa": b"F\0\0\0\x08\x01nD\0\xff\xff\xff\xff",
+    "nested deeply": nested(100),
+    "nested too deeply": nested(101),
+}
+
+
+@pytest.mark.row("J11")
+@pytest.mark.parametrize("odd", ODD.values(), ids=list(ODD))
+def test_no_odd_header_stops_a_link_and_odd_entries_stay_byte_for_byte(odd: bytes) -> None:
+    edit = received_from(link(), "amqp://h", FRAME_MAX, pytest.fail)
+    names = b"\0" + short(b"e") + short(b"q")
+    for name, value in ((b"h", odd), (b"x-received-from", array(odd))):
+        found = entries(headers_inside(edit(headed(name, value), names)))
+        assert odd in found[name]
+        assert (
+            found[b"x-received-from"][:6].startswith(b"A")
+            and b"visit-count" in (found[b"x-received-from"])
+        )
+
+
+@pytest.mark.row("J11")
+def test_headers_without_room_for_more_or_of_an_unknown_type_pass_as_they_are() -> None:
+    said: list[str] = []
+    edit = received_from(link(), "amqp://h", FRAME_MAX, said.append)
+    names = b"\0" + short(b"e") + short(b"q")
+    full = headed(b"h", b"x" + struct.pack(">I", FRAME_MAX - 100) + bytes(FRAME_MAX - 100))
+    for props in (full, headed(b"h", b"?")):
+        assert edit(props, names) == props
+    assert said == [UNCHANGED] * 2
+    known = (1 << 64) - 1  # the largest number that a peer can write
+    count = b"\x0bvisit-countT" + struct.pack(">Q", known)
+    place = b"\x03uriS\0\0\0\x08amqp://h\x05queueS\0\0\0\x01q"
+    entry = b"F" + struct.pack(">I", len(place + count)) + place + count
+    edited = edit(headed(b"x-received-from", array(entry)), names)
+    assert struct.pack(">q", VISITS_MAX) in edited
 
 
 @pytest.mark.parametrize("own", [False, True])
