@@ -11,20 +11,18 @@ class PeerSilent(LinkFailed):
     """Nothing comes from a peer any more, which may still take the connection for open."""
 
 
-class ChannelClosed(LinkFailed):
+class _Closed(LinkFailed):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class ChannelClosed(_Closed):
     """A peer closed the channel, with AMQP's reply code and text."""
 
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
-
-class ConnectionClosed(LinkFailed):
+class ConnectionClosed(_Closed):
     """A peer closed the connection, with AMQP's reply code and text."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class Unread(LinkFailed):

@@ -23,7 +23,6 @@ from typing import Any, Final
 from pamqp import commands
 
 from shardmq.bridges.connection import Connection
-from shardmq.bridges.destinations import ensure_queue
 from shardmq.bridges.errors import ChannelClosed, ConnectionClosed, LinkFailed
 from shardmq.broker.amqp.methods import Long, encode_method, unchecked
 from shardmq.broker.amqp.spec import FRAME_OVERHEAD_BYTES
@@ -63,6 +62,7 @@ class Upstream:
         self._link, self._cluster, self._again = link, cluster, again
         self._suffix = ""  # of the internal exchange in use
         self._bound: set[Binding] = set()  # those that lead to it
+        self._unfit = 0  # bindings that could not be sent since `follow` began
 
     async def prepare(self, bindings: list[Binding]) -> None:
         """Declare and bind what the link needs. Raises LinkFailed."""
@@ -81,7 +81,7 @@ class Upstream:
             await self._use(found[0], bindings)
             await self._delete(found[1])
             found = found[:1]
-        new = SUFFIXES[found == [SUFFIXES[0]]]
+        new = "B" if found == ["A"] else "A"
         await self._declare(new)
         await self._use(new, bindings)
         for old in found:
@@ -91,9 +91,12 @@ class Upstream:
     async def follow(self, bindings: list[Binding]) -> None:
         """Bind what is new and unbind what is gone. Raises LinkFailed."""
         wanted = await self._at_upstream(bindings)
+        self._unfit = 0
         await self._send([self._bind(each) for each in sorted(wanted - self._bound, key=_order)])
         await self._send([self._unbind(each) for each in sorted(self._bound - wanted, key=_order)])
         self._bound = wanted
+        if self._unfit:
+            log.warning("link %s: %d bindings fit into no frame", self._link.id, self._unfit)
 
     async def check(self) -> None:
         """Raise LinkFailed if an exchange is gone, which somebody must have deleted."""
@@ -136,7 +139,9 @@ class Upstream:
             INTERNAL_PURPOSE: "federation",
         }
         given = {name: value for name, value in arguments.items() if value is not None}
-        await ensure_queue(self.connection, self.queue, given, predeclared=False)
+        # Not passively first: a queue with other arguments is the reason of a failure.
+        declare = unchecked(commands.Queue.Declare, queue=self.queue, durable=True, arguments=given)
+        await self.connection.call(declare, commands.Queue.DeclareOk)
 
     async def _exists(self, exchange: str) -> bool:
         passive = unchecked(commands.Exchange.Declare, exchange=exchange, passive=True)
@@ -242,7 +247,7 @@ class Upstream:
         size = len(encode_method(method)) + FRAME_OVERHEAD_BYTES
         if size <= self.connection.frame_bytes_max:
             return True
-        log.warning("link %s: a binding of %d bytes fits into no frame", self._link.id, size)
+        self._unfit += 1
         return False
 
 

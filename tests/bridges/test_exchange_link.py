@@ -147,7 +147,8 @@ class Broker:
                     raise ChannelClosed(404, "404 NOT_FOUND")
             case commands.Queue.Declare():
                 assert method.durable and not method.auto_delete
-                self.queues[method.queue] = method.arguments
+                if self.queues.setdefault(method.queue, method.arguments) != method.arguments:
+                    raise ChannelClosed(406, "406 PRECONDITION_FAILED")
             case commands.Queue.Bind():
                 assert method.queue in self.queues and method.exchange in self.exchanges
                 self.to_queue.add(method.exchange)
@@ -228,6 +229,18 @@ async def test_the_queue_and_the_internal_exchange_are_declared_as_rabbitmq_does
 
 
 @pytest.mark.row("J12")
+@pytest.mark.parametrize("more", [{"expires": 6}, {"message_ttl": 1}, {"queue_type": "quorum"}])
+async def test_a_queue_with_other_arguments_is_the_reason_of_a_failure(
+    more: dict[str, Any],
+) -> None:
+    broker = Broker()
+    await upstream_of(broker, link(expires=5)).prepare([])
+    with pytest.raises(LinkFailed, match="PRECONDITION_FAILED"):
+        await upstream_of(broker, link(**{"expires": 5} | more)).prepare([])
+    await upstream_of(broker, link(expires=5)).prepare([])
+
+
+@pytest.mark.row("J12")
 async def test_an_upstream_without_the_exchange_type_gets_a_fanout_exchange() -> None:
     broker = Broker(knows_type=False)
     upstream = upstream_of(broker)
@@ -271,14 +284,18 @@ async def test_any_history_of_failures_and_bindings_never_lacks_a_binding(
 
 
 @pytest.mark.row("J12")
-async def test_many_bindings_are_sent_by_the_hundred_and_too_large_ones_are_left_out() -> None:
+async def test_many_bindings_are_sent_by_the_hundred_and_too_large_ones_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     broker = Broker()
     upstream = upstream_of(broker)
     keys = {f"k{number}" for number in range(250)}
-    large = Binding("large", encode_table({"a": "x" * 5000}))
-    await upstream.prepare([*bindings_of(keys), large])
+    large = [Binding(f"large{n}", encode_table({"a": "x" * 5000})) for n in range(3)]
+    await upstream.prepare([*bindings_of(keys), *large])
     assert bound(broker, "A", keys)
-    await upstream.follow([large])
+    said = [each.getMessage() for each in caplog.records if "no frame" in each.getMessage()]
+    assert len(said) == 1 and "3 bindings" in said[0]
+    await upstream.follow(large)
     assert bound(broker, "A", set())
 
 
