@@ -28,6 +28,7 @@ from shardmq.shardd.seat import Seat
 from shardmq.shardd.snapshot import LINKS
 
 KEYS = KeyNames("tea")
+NO_DIRECTORY = "/dev/null/nowhere"  # nobody can make it, root neither
 # Of no use at any key: empty, Latin-1, nested too deeply, another type, and no JSON.
 BAD_VALUES = [b"", b'{"name":"caf\xe9"}', b'{"x":' + b"[" * 100_000, b"[]", b"{"]
 
@@ -149,7 +150,7 @@ async def test_a_controller_founds_the_definitions_only_if_its_node_may(
         name="tea", node="n0", number=0, fd=-1, host="127.0.0.1", port=1, keys=keys, etcd=etcd,
         founds=founds,
     )  # fmt: skip
-    config = ControllerConfig(data_dir="/nowhere", runtime_dir="/nowhere", boot="b", shards=1)
+    config = ControllerConfig(data_dir=NO_DIRECTORY, runtime_dir=NO_DIRECTORY, boot="b", shards=1)
     with pytest.raises(Asked) as asked:
         await controllers.Node(config, cluster, asyncio.Event())._follow()
     assert bool(str(asked.value)) == founds
@@ -162,7 +163,7 @@ def seat_at(runtime_dir: str, node: str = "n0") -> Iterator[Seat]:
     copies = CopiesConfig(
         cluster="tea", node=node, fd=-1, founds=True, keys=keys, etcd=etcd, replicas=3
     )
-    made = Seat(ShardConfig("/nowhere", runtime_dir, 0), copies)
+    made = Seat(ShardConfig(NO_DIRECTORY, runtime_dir, 0), copies)
     try:
         yield made
     finally:
@@ -171,7 +172,7 @@ def seat_at(runtime_dir: str, node: str = "n0") -> Iterator[Seat]:
 
 @pytest.fixture
 def seat() -> Iterator[Seat]:
-    with seat_at("/nowhere") as made:
+    with seat_at(NO_DIRECTORY) as made:
         yield made
 
 
