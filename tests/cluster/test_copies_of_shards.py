@@ -64,6 +64,7 @@ COMPRESSION = ("zstd", "lz4", "none")
 LARGE = b"many words " * 1000
 # Beside the shards with two copies one node has a shard without any, and one with three.
 SETS = {"node-1": ["1:1", "1:3"]}
+SHARDS = 3 + 2  # one of each node, and those in sets
 SIZE = "x-quorum-initial-group-size"
 
 
@@ -566,7 +567,7 @@ def test_a_snapshot_of_a_cluster_is_restored_with_an_etcd_that_knows_nothing_and
             found = all_of(node, queue)
             assert found == sorted(set(found)) and set(confirmed) <= set(found)
 
-    one = RealBroker(tmp_path / "one", shards=3)
+    one = RealBroker(tmp_path / "one", shards=SHARDS)
     try:
         check_restored(one)
     finally:
@@ -574,7 +575,10 @@ def test_a_snapshot_of_a_cluster_is_restored_with_an_etcd_that_knows_nothing_and
     for part in list(monday.iterdir()):
         part.rename(monday / part.name.removeprefix("shardmq@"))
     with RealCluster(monday, own, replicas=2) as restored:
-        restored.wait_for_copies()
+        wait_until(
+            lambda: [len(record.in_sync) for record in restored.copies().values()] == [2] * SHARDS,
+            "two copies of each shard",
+        )
         check_restored(restored.nodes[2])
 
 

@@ -135,7 +135,7 @@ def test_a_key_that_cannot_be_read_hides_none_behind_it_from_who_takes_copies() 
 
 @pytest.mark.parametrize("founds", [True, False])
 async def test_a_controller_founds_the_definitions_only_if_its_node_may(
-    monkeypatch: pytest.MonkeyPatch, founds: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, founds: bool
 ) -> None:
     class Asked(Exception):
         """The controller has begun to follow."""
@@ -150,7 +150,8 @@ async def test_a_controller_founds_the_definitions_only_if_its_node_may(
         name="tea", node="n0", number=0, fd=-1, host="127.0.0.1", port=1, keys=keys, etcd=etcd,
         founds=founds,
     )  # fmt: skip
-    config = ControllerConfig(data_dir=NO_DIRECTORY, runtime_dir=NO_DIRECTORY, boot="b", shards=1)
+    directory = str(tmp_path)
+    config = ControllerConfig(data_dir=directory, runtime_dir=directory, boot="b", shards=1)
     with pytest.raises(Asked) as asked:
         await controllers.Node(config, cluster, asyncio.Event())._follow()
     assert bool(str(asked.value)) == founds
