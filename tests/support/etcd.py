@@ -80,8 +80,11 @@ class Member:
             self._process = None
 
     def send(self, number: signal.Signals) -> None:
+        """Send a signal; return from SIGSTOP when all threads stand still."""
         assert self._process is not None
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def wipe(self) -> None:
         """Forget all data of a member that was killed."""
