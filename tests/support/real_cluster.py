@@ -160,6 +160,16 @@ class RealCluster:
             for row in rows.get("kvs", ())
         }
 
+    def can_lose(self, node: RealBroker) -> bool:
+        """Return whether other nodes have all definitions, and all of each shard with copies."""
+        key = f"/shardmq/{NAME}/controller".encode()
+        (row,) = self.etcd.ask("kv/range", key=key)["kvs"]
+        definitions = msgspec.json.decode(b64decode(row["value"]), type=Record)
+        return all(
+            any(self.named(name) is not node for name in record.in_sync)
+            for record in (definitions, *self.copies().values())
+        )
+
     def wait_for_copies(self) -> None:
         """Wait until each shard has as many nodes in sync as it is to have."""
         sets = [shard_set(each) for node in self._sets.values() for each in node]
