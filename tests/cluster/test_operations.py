@@ -239,6 +239,8 @@ def test_a_comparison_while_files_change_ends_with_equal_directories(
     directory.sync_all()
     assert tree(follower) == tree(root)
     directory.close()
+    for handle in handles:
+        files.close(handle)
 
 
 @pytest.mark.row("K6")

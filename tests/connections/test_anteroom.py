@@ -19,6 +19,7 @@ from shardmq.broker.model.changes import ParameterPut, UserPut
 from shardmq.broker.shared.logins import TakesLong
 from tests.amqp.bytes_of import HEADER, method, publish
 from tests.connections.door_play import Door
+from tests.support.readable import readable
 
 SEEDS = range(int(os.environ.get("ANTEROOM_SEEDS", "60")))
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
@@ -92,7 +93,7 @@ class Side:
                     sock.setblocking(False)
                     self.door.connections.enter(sock, Peer(*peer))
             readers = self.door.aio.readers
-            for fd in select.select(list(readers), [], [], 0)[0]:
+            for fd in readable(readers):
                 if fd in readers:
                     readers[fd]()
             self.door.aio.run()

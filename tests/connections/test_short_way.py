@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +22,7 @@ from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import DeliveryWriter
 from tests.amqp.bytes_of import method, publish
 from tests.connections.door_play import PLACES, SHARDS, Door
+from tests.support.readable import is_readable
 
 pytestmark = pytest.mark.usefixtures("one_second")
 
@@ -599,7 +599,7 @@ async def test_a_socket_of_the_kernel_is_read_and_written_the_same_way(seed: int
         if cut:
             model.read(0, said[:cut])
             far.sendall(said[:cut])
-            while select.select([near], [], [], 0)[0] and client.fd in real.aio.readers:
+            while is_readable(near) and client.fd in real.aio.readers:
                 real.aio.readers[client.fd]()
         said = said[cut:]
         await history.settle()

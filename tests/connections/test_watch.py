@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from tests.connections.door_play import SHARDS
 from tests.connections.test_short_way import History, Mismatch
 from tests.connections.wired_door import Wired
 from tests.reference.watch import Pass
+from tests.support.readable import is_readable
 
 pytestmark = pytest.mark.usefixtures("one_second")
 
@@ -385,7 +385,7 @@ async def test_a_number_that_is_used_again_without_leaving_is_watched(door: Wire
     watch.read(number, inlet)
     watch.read(number, inlet)
     far.send(b"x")
-    assert select.select([watch.fd], [], [], 0)[0] == [watch.fd]
+    assert is_readable(watch.fd)
     os.close(number)
     near.close()
     far.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from shardmq.shardd.server import Server
 from shardmq.shardd.snapshot_requests import SnapshotRequests
 from shardmq.shardd.snapshotting import Snapshotting
 from shardmq.shardd.wire import messages as m
+from tests.support.readable import is_readable
 
 PATIENCE_S = 60
 
@@ -49,7 +49,7 @@ def test_a_capture_that_fails_is_cleared_away_in_a_thread(
     for _ in range(2):
         made.turn()
         (fd,) = watched
-        assert select.select([fd], [], [], PATIENCE_S)[0]
+        assert is_readable(fd, PATIENCE_S)
         watched[fd]()
     assert told == [m.Refused(7, snapshotting.SNAPSHOT_FAILED, "no room on purpose")]
     assert len(gone_in) == 1 and gone_in[0] is not threading.main_thread()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import select
-
 import pytest
 
 from shardmq.shardd.store.errors import StoreFailed
 from shardmq.shardd.store.sync import SyncJob
 from shardmq.shardd.sync_threads import Syncer
 from tests.support.faulty_files import FaultyFiles
+from tests.support.readable import is_readable
 
 PATIENCE_S = 60
 
@@ -27,7 +26,7 @@ class Ends:
 def test_the_end_of_a_job_is_told_however_it_ends(error: BaseException) -> None:
     syncer = Syncer("sync")
     syncer.start(Ends(error))
-    assert select.select([syncer.fd], [], [], PATIENCE_S)[0] == [syncer.fd]
+    assert is_readable(syncer.fd, PATIENCE_S)
     if isinstance(error, SystemExit):
         syncer.thread.join(PATIENCE_S)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import select
 import socket
 import ssl
 from collections import deque
@@ -19,6 +18,7 @@ from shardmq.broker.front_door.tls import RECORD_BYTES_MAX, WRITE_BYTES_MAX, Han
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import Tls
 from tests.support.certificates import Authority
+from tests.support.readable import is_readable
 
 READ_BYTES = 64 << 10
 VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
@@ -33,13 +33,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def context(authority: Authority) -> ssl.SSLContext:
     path: Path = authority.make("server.pem", "CN=localhost", hosts=("localhost",))
     return Certificates(Tls(cert=str(path))).context
-
-
-def is_readable(sock: socket.socket) -> bool:
-    """Return whether the kernel has bytes or an end; also of a descriptor above 1023."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 class Pair:
