@@ -31,7 +31,7 @@ MEASURED = ("copies-confirms", "copies-confirms-kib")
 
 
 class Copying(NamedTuple):
-    """What was measured without a link: messages/s, and bytes of a message to all followers."""
+    """A measurement without a link: messages/s, and bytes of a message to all followers."""
 
     rate: float
     wire_bytes: float

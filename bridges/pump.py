@@ -41,7 +41,7 @@ FLUSH_S_AT_STOP: Final = 2.0
 
 
 class Mode(NamedTuple):
-    """When messages leave the source.
+    """Says when messages leave the source.
 
     confirms: when the destination has confirmed them; otherwise when they are written to it.
     acks: the source waits for acks; otherwise messages leave it when it sends them.

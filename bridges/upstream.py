@@ -1,4 +1,4 @@
-"""What a link of exchanges has at its upstream: a queue, an internal exchange and bindings.
+"""A link of exchanges keeps a queue, an internal exchange and bindings at its upstream.
 
 ```
    upstream exchange --- bindings ---> internal exchange "QUEUE A" ---> QUEUE ---> the link

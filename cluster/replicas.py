@@ -74,7 +74,7 @@ def of_settings(count: int, min_in_sync: int) -> Replicas:
 
 
 class ShardSet(NamedTuple):
-    """So many shards of a node have these numbers."""
+    """A number of shards of a node that have the same numbers of copies."""
 
     shards: int
     replicas: Replicas

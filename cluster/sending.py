@@ -1,4 +1,4 @@
-"""What a leader of copies sends to its followers: operations as they come, and pieces of files."""
+"""Send operations of a leader to its followers as they come, and pieces of files."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from shardmq.broker.amqp.methods import decode_table, skip_value
+from shardmq.broker.amqp.properties import entries
 
 REJECTED = "rejected"
 # Headers by which a message names exchange and routing key for its own dead letter.
@@ -68,7 +69,7 @@ def requested_route(inside: bytes) -> RequestedRoute:
     """Return what the headers say of the dead letter. `inside` has no length before it."""
     if b"x-dead-letter-" not in inside:
         return NOTHING_REQUESTED
-    pairs = _pairs(inside)
+    pairs = entries(inside)
     return RequestedRoute(*(_long_string(pairs.get(name, b"")) for name in ROUTE_HEADERS))
 
 
@@ -78,7 +79,7 @@ def record(inside: bytes, expiration: str | None, death: Death, *, without_cc: b
     `inside` are the message's headers without their length. `without_cc`: the copy goes by another
     key than the message came with, and its headers CC and BCC count no more.
     """
-    pairs = _pairs(inside)
+    pairs = entries(inside)
     for name in ROUTE_HEADERS:
         pairs.pop(name, None)
     cc = _texts(pairs.get(b"CC", b""))
@@ -129,7 +130,7 @@ def _death_table(
     count = 0
     if at is not None:
         same = others.pop(at)[2]
-        pairs = _pairs(same[5:])
+        pairs = entries(same[5:])
         pairs.pop(b"count", None)
         count = _count(decode_table(same[1:]).get("count"))
     else:
@@ -165,7 +166,7 @@ def _grouped(array: bytes) -> list[tuple[str, str, bytes]]:
         return grouped
     for at, number in numbers.items():
         queue, reason, raw = grouped[at]
-        pairs = _pairs(raw[5:])
+        pairs = entries(raw[5:])
         if b"count" not in pairs:
             grouped[at] = (
                 queue,
@@ -228,21 +229,6 @@ def _string(text: str) -> bytes:
 def _array(values: list[bytes]) -> bytes:
     inside = b"".join(values)
     return b"A" + _U32.pack(len(inside)) + inside
-
-
-def _pairs(inside: bytes) -> dict[bytes, bytes]:
-    """Return each value of a table with its type, by name.
-
-    If a name is there twice, the last value counts.
-    """
-    found = {}
-    at = 0
-    while at < len(inside):
-        value = at + 1 + inside[at]
-        end = skip_value(inside, value)
-        found[inside[at + 1 : value]] = inside[value:end]
-        at = end
-    return found
 
 
 def _items(array: bytes) -> list[bytes]:

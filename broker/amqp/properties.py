@@ -218,7 +218,10 @@ def with_properties(props: bytes, given: dict[str, Any]) -> bytes:
 
 
 def entries(inside: bytes) -> dict[bytes, bytes]:
-    """Return the names and values of the entries of a table; a value has its type before it."""
+    """Return each value of a table with its type before it, by name.
+
+    If a name is there twice, the last value counts.
+    """
     found = {}
     at = 0
     while at < len(inside):

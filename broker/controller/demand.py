@@ -37,7 +37,7 @@ def rest_s(took_s: float) -> float:
 
 
 class Demand:
-    """What the shards say of federated queues."""
+    """Asks the shards which federated queues are to take messages."""
 
     def __init__(self, catalog: Catalog, shards: ShardLinks) -> None:
         self._catalog = catalog

@@ -1,4 +1,4 @@
-"""How many copies a queue asks for, and what a policy may say of copies. Pure.
+"""Say how many copies a queue asks for, and check what a policy says of copies. Pure.
 
 `shardmq.cluster.replicas` says what becomes of it: a queue is placed on a shard that has about as
 many copies. Who asks, the first that says something:

@@ -139,7 +139,7 @@ NAMES_SHOWN = 10
 
 
 class Look(NamedTuple):
-    """What was seen at one time.
+    """A look at both brokers at one time.
 
     queues: each queue.
     faults: why the messages of some do not come.
