@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from shardmq.cluster import rules
@@ -605,7 +606,7 @@ class World:
         """Put the shard into another set, or into none; the leader hears of it."""
         self.own_min = self.random.choice([None, *range(1, len(self.nodes) + 1)])
         for each in self.nodes.values():
-            self.after(0.0, 0.5, self.in_life(each, lambda each=each: self.tell_numbers(each)))  # type: ignore[misc]
+            self.after(0.0, 0.5, self.in_life(each, partial(self.tell_numbers, each)))
 
     def fault_stop(self, node: Node) -> None:
         if node.role is None or node.is_frozen:
