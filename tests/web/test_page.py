@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pika
@@ -35,6 +37,12 @@ browser, visit, pytestmark = visits.browser, visits.visit, visits.needs_chromium
 PLAIN = {"properties": {}, "payload": "x", "payload_encoding": "string"}
 PHONE = {"width": 375, "height": 700}
 MARKUP = '<img src=x onerror="window.wasRun=1"><script>window.wasRun=1</script>\'"&amp;'
+# A browser whose clock moves on by a millisecond each time that it is read.
+CLOCK_THAT_MOVES = """const real = Date.now;
+let reads = 0;
+Date.now = () => real() + ++reads;"""
+HEAT_COLUMNS_MAX = 90
+SPAN_SHOWN = {"Minute": "1 min 0 s", "Day": "1 d 0 h"}
 VIEWS = (
     "", "shards", "shards/0", "streams", "streams/%2F/orders", "connections", "channels",
     "consumers", "exchanges", "exchanges/%2F/orders", "exchanges/%2F/amq.topic", "queues",
@@ -66,6 +74,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
     finally:
         is_over.set()
         made.clean_up()
+
+
+def one_sample_is_kept(route: Any) -> None:
+    """Answer as a broker does that has taken its first sample of each shard."""
+    answer = route.fetch()
+    rows = answer.json()
+    for row in rows:
+        first = {"timestamp": (time.time() - 60) * 1_000, "sample": 0}
+        row["published_details"]["samples"] = [first]
+    route.fulfill(response=answer, json=rows)
 
 
 def publish_until(is_over: threading.Event, broker: RealBroker) -> None:
@@ -322,6 +340,20 @@ def test_charts_of_each_span_fit_the_screen(
                 page.get_by_text(span, exact=True).click()
                 expect(page.locator(".plot svg, .heat").first).to_be_attached()
                 assert page.evaluate("document.documentElement.scrollWidth") <= wide, (where, span)
+
+
+def test_shards_have_few_columns_though_the_clock_moves_while_they_are_read(
+    visit: Visit, broker: RealBroker
+) -> None:
+    visit.context.add_init_script(CLOCK_THAT_MOVES)
+    visit.page.route("**/api/shards/load*", one_sample_is_kept)
+    page = visit.log_in()
+    visit.go("shards")
+    for span in ("Day", "Minute"):
+        page.get_by_text(span, exact=True).click()
+        expect(page.get_by_label(f"the last {SPAN_SHOWN[span]}")).to_be_attached()
+        assert 1 <= page.locator(".heat").first.locator("rect").count() <= HEAT_COLUMNS_MAX
+    page.unroute_all(behavior="wait")
 
 
 def test_logs_of_all_processes_come_as_they_are_said(visit: Visit, broker: RealBroker) -> None:

@@ -34,6 +34,7 @@ needs_chromium = pytest.mark.skipif(
 
 WAIT_MS = 60_000  # on a busy machine; nobody waits longer than it takes
 expect.set_options(timeout=WAIT_MS)
+SHOWN_WAIT_MS = 5_000
 SHOWN_MAX = 4000  # characters of a page that a failed test shows
 WIDE = {"width": 1280, "height": 860}
 # The page asks anew when it becomes visible. So tests do not wait for its next turn, in up to 5 s.
@@ -83,8 +84,15 @@ class Visit:
         if kind is None:
             self._close()
             return
-        print(self.page.url, self.page.inner_text("body")[:SHOWN_MAX], self.wrong, sep="\n")
+        print(self.page.url, self._shown(), self.wrong, sep="\n")
         self.context.close()
+
+    def _shown(self) -> str:
+        """Return what the page shows. A page that hangs must not hide why the test failed."""
+        try:
+            return self.page.inner_text("body", timeout=SHOWN_WAIT_MS)[:SHOWN_MAX]
+        except sync_api.Error as error:
+            return f"nothing that could be read: {error}"
 
     def log_in(self, user: str = "guest", password: str = "guest") -> Page:
         self.page.goto(self.root)

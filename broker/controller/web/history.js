@@ -36,8 +36,14 @@ export const BROKER_KEPT_S = 86_400;
  */
 export function query(keptS, most = Infinity) {
   const age = Math.min(chosen[1], keptS);
-  const incr = Math.max(age < chosen[1] ? SHORTEST_S : chosen[2], Math.ceil(age / most));
+  const incr = stepS(keptS, most);
   return Object.fromEntries(PREFIXES.flatMap((name) => [[`${name}_age`, age + incr], [`${name}_incr`, incr]]));
+}
+
+/** Return the seconds between two of these samples. */
+export function stepS(keptS, most = Infinity) {
+  const age = Math.min(chosen[1], keptS);
+  return Math.max(age < chosen[1] ? SHORTEST_S : chosen[2], Math.ceil(age / most));
 }
 
 export function spanMs() {
@@ -47,14 +53,15 @@ export function spanMs() {
 /**
  * Return [time (ms), value] of a number in a row, the oldest first; the last one is the number of now. `name` is a path
  * such as "message_stats.publish". With `isRate` the values are rates a second since the sample before. Where a counter
- * fell, because its process was restarted, the rate is NaN.
+ * fell, because its process was restarted, the rate is NaN. `nowMs` is the time of the number of now, one for all that is
+ * shown together.
  */
-export function values(row, name, isRate) {
+export function values(row, name, isRate, nowMs) {
   const at = (path) => path.split(".").reduce((found, part) => found?.[part], row);
   const samples = [...(at(`${name}_details`)?.samples ?? [])].reverse().map(({ timestamp, sample }) => [timestamp, sample]);
   const [last, now] = [samples.at(-1)?.[0], at(name)];
   // The clock of the browser may be wrong, but now is not later than the next sample.
-  if (now !== undefined && Date.now() - last > EVERY_MS) samples.push([Math.min(Date.now(), last + chosen[2] * 1_000), now]);
+  if (now !== undefined && nowMs - last > EVERY_MS) samples.push([Math.min(nowMs, last + chosen[2] * 1_000), now]);
   if (!isRate) return samples;
   return samples.slice(1).map(([at, now], i) => {
     const [earlier, before] = samples[i];
@@ -63,10 +70,10 @@ export function values(row, name, isRate) {
 }
 
 /** Return samples {at, values by name} of some lines, {name, of, isRate}, of a row. */
-function samplesOf(row, lines) {
+function samplesOf(row, lines, nowMs) {
   const found = new Map();
   for (const { name, of, isRate } of lines) {
-    for (const [at, value] of values(row, of, isRate)) {
+    for (const [at, value] of values(row, of, isRate, nowMs)) {
       if (!found.has(at)) found.set(at, { at, values: {} });
       found.get(at).values[name] = value;
     }
@@ -87,8 +94,9 @@ export function pastCharts(page, where, charts, keptS) {
   const again = page.live(async () => {
     const [asked, row] = [chosen, await page.get(where, { ...query(keptS), columns })];
     if (asked !== chosen) return; // the choice of another span has asked again
+    const nowMs = Date.now();
     const oldest = charts.map(({ lines }, i) => {
-      const samples = samplesOf(row, lines);
+      const samples = samplesOf(row, lines, nowMs);
       drawn[i].draw(samples, spanMs());
       return samples[0]?.at ?? Infinity;
     });

@@ -29,14 +29,17 @@ export function shards(page) {
   const table = h("div", null, empty("…"));
   const note = h("p", { class: "faint kept", role: "status" });
   let metric = "publish_per_s";
-  let rows = [];
-  const draw = () => rows.length && update(map, mapOf(metric, rows));
+  let known = { rows: [] }; // with the time of the rows, the span that was asked for, and its step
+  const draw = () => known.rows.length && update(map, mapOf(metric, known));
   const again = page.live(async () => {
     const most = window.innerWidth < NARROW_PX ? COLUMNS_NARROW_MAX : COLUMNS_MAX;
-    rows = await page.get("shards/load", history.query(history.BROKER_KEPT_S, most));
+    const asked = { spanMs: history.spanMs(), stepMs: history.stepS(history.BROKER_KEPT_S, most) * 1_000 };
+    const rows = await page.get("shards/load", history.query(history.BROKER_KEPT_S, most));
+    if (asked.spanMs !== history.spanMs()) return; // the choice of another span has asked again
+    known = { rows, nowMs: Date.now(), ...asked };
     draw();
     update(table, loadTable(rows));
-    const oldest = Math.min(...rows.map((row) => history.values(row, "messages", false)[0]?.[0] ?? Infinity));
+    const oldest = Math.min(...rows.map((row) => history.values(row, "messages", false, known.nowMs)[0]?.[0] ?? Infinity));
     update(note, history.noteOf(oldest, history.BROKER_KEPT_S));
   }, EVERY_MS);
   const choices = h("fieldset", { class: "choices" }, h("legend", { class: "hidden" }, "What the heat map shows"),
@@ -45,17 +48,16 @@ export function shards(page) {
   page.show("Shards", section("Load over time", choices, history.spanChoice(() => again()), note, map), section("Now", table));
 }
 
-function mapOf(metric, loads) {
+function mapOf(metric, { rows, nowMs, spanMs, stepMs }) {
   const [label, show, name, isRate] = METRICS[metric];
-  const known = new Map(loads.map((row) => [row.shard, new Map(history.values(row, name, isRate))]));
+  const known = new Map(rows.map((row) => [row.shard, new Map(history.values(row, name, isRate, nowMs))]));
   const times = [...new Set([...known.values()].flatMap((values) => [...values.keys()]))].sort((a, b) => a - b);
-  const step = times.length > 1 ? times[1] - times[0] : history.spanMs();
-  const columns = Math.max(1, Math.round(history.spanMs() / step));
-  const rows = loads.map((row) => {
+  const columns = Math.max(1, Math.round(spanMs / stepMs));
+  const shown = rows.map((row) => {
     const values = times.map((at) => known.get(row.shard).get(at) ?? NaN);
     return { name: `Shard ${row.shard}`, href: to("shards", row.shard), values, now: show(row[metric]) };
   });
-  return heatMap(`${label}, the last ${format.duration(history.spanMs() / 1_000)}`, rows, show, columns);
+  return heatMap(`${label}, the last ${format.duration(spanMs / 1_000)}`, shown, show, columns);
 }
 
 function loadTable(rows) {
