@@ -65,6 +65,8 @@ class Links:
         self._inbox_told = True  # the inbox may have messages
         self._outboxes: dict[str, zmq.Socket[bytes] | Outbox] = {}
         self._lanes: dict[str, AnyLane] = {}  # by the endpoint of the front door
+        # Endpoints of outboxes whose front door is gone: the end of its lane has told.
+        self._deserted: set[str] = set()
         # By the number and incarnation of the front door; also lanes that have ended.
         self._lanes_of: dict[tuple[int, int], Lane] = {}
         self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
@@ -98,8 +100,9 @@ class Links:
         return made
 
     def close(self) -> None:
-        for outbox in self._outboxes.values():
-            outbox.close(LINGER_MS)
+        """Close all sockets. What is unsent may take a moment, unless its reader is gone."""
+        for endpoint, outbox in self._outboxes.items():
+            outbox.close(0 if endpoint in self._deserted else LINGER_MS)
         self._inbox.close(0)
         if self._sessions is not None:
             self._sessions.close(LINGER_MS)
@@ -354,6 +357,7 @@ class Links:
                 peer.sees(memoryview(shared.bodies))
                 shared = shared._replace(bodies=None)  # a lane stays longer than its front door
             lane = Lane(shared, who, self._outbox(offer.endpoint).send, at_shard=True)
+            self._deserted.discard(offer.endpoint)
             self._lanes[offer.endpoint] = self._lanes_of[
                 offer.peer, offer.incarnation
             ] = self._heard[lane.bell] = self._ends[lane.fd] = lane
@@ -375,6 +379,7 @@ class Links:
         self._rings_full += lane.times_full
         for endpoint in [key for key, value in self._lanes.items() if value is lane]:
             del self._lanes[endpoint]
+            self._deserted.add(endpoint)
         lane.close()
 
     # -- out ---------------------------------------------------------------------------------------
@@ -420,6 +425,7 @@ class Links:
             in_use.add(self.controller)
         for endpoint in self._outboxes.keys() - in_use:
             self._outboxes.pop(endpoint).close()
+        self._deserted &= self._outboxes.keys()
 
     def alarm_from_thread(self, reason: str) -> None:
         """Tell all peers why publishes must be held back, from another thread than the loop.

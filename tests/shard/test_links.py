@@ -87,6 +87,23 @@ def test_a_shard_that_looks_again_takes_a_message_without_a_bell(
     door.close()
 
 
+def test_the_end_of_a_shard_does_not_wait_for_a_front_door_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linger_s = 30
+    monkeypatch.setattr("shardmq.shardd.links.LINGER_MS", linger_s * 1000)
+    links = Links(str(tmp_path), Shard(0, 7, 1, DictHome()), Spin(0))
+    endpoint = f"ipc://{tmp_path}/door.sock"
+    door = offer(tmp_path, 0, Offer(peer=3, incarnation=5, epoch=7, endpoint=endpoint), print)
+    assert hear(links, 10_000)
+    door.close()
+    assert hear(links, 10_000)
+    links.send([(endpoint, envelope.control(3, 5, 7, 0, wire.Alarm("last words")))])
+    began = time.monotonic()
+    links.close()
+    assert time.monotonic() - began < linger_s
+
+
 def hear(links: Links, wait_ms: int) -> int:
     events = links.wait(wait_ms)
     for fd, _ in events:

@@ -29,7 +29,8 @@ COMBINED = "SHARDMQ_TEST_COMBINED"
 # With this variable set, the front doors and the controller of each broker reach its shards by TCP,
 # as those of another node do.
 REMOTE = "SHARDMQ_TEST_REMOTE"
-COMMAND = ("shardmq.supervisor.cli.app", "start")
+# What `shardctl start` becomes, without the time that shardctl takes to load.
+COMMAND = ("shardmq.supervisor",)
 REMOTE_COMMAND = ("tests.support.remote_broker",)
 
 
