@@ -84,24 +84,24 @@ def read_from_start(log: StreamLog, bytes_max: int, stop: int) -> float:
     return cpu_seconds(act)
 
 
-def read_anywhere(log: StreamLog) -> float:
-    places = [random.randrange(log.committed_offset) for _ in range(RANDOM_READS)]
+def read_anywhere(log: StreamLog, count: int) -> float:
+    places = [random.randrange(log.committed_offset) for _ in range(count)]
 
     def act() -> None:
         for place in places:
             assert log.read(place, 4096).runs[0] == place
 
-    return cpu_seconds(act) / RANDOM_READS
+    return cpu_seconds(act) / count
 
 
-def find_anywhere(log: StreamLog, newest: int) -> float:
-    times = [random.randrange(1000, newest) for _ in range(RANDOM_READS)]
+def find_anywhere(log: StreamLog, newest: int, count: int) -> float:
+    times = [random.randrange(1000, newest) for _ in range(count)]
 
     def act() -> None:
         for one in times:
             log.find(one)
 
-    return cpu_seconds(act) / RANDOM_READS
+    return cpu_seconds(act) / count
 
 
 def main() -> None:
@@ -128,11 +128,13 @@ def main() -> None:
             following = messages / read_from_start(log, READ_BYTES, messages)
             some = min(messages, 200_000)
             ten = some / read_from_start(log, 10 * (size + 13), some)
+            reads = min(messages, RANDOM_READS)
             anywhere, found = (
-                read_anywhere(log) * 1e6,
-                find_anywhere(log, 1000 + messages // BATCH_MESSAGES) * 1e6,
+                read_anywhere(log, reads) * 1e6,
+                find_anywhere(log, 1000 + messages // BATCH_MESSAGES, reads) * 1e6,
             )
-            singly = SINGLE_MESSAGES / append(log, size, SINGLE_MESSAGES, 1)
+            single = min(messages, SINGLE_MESSAGES)
+            singly = single / append(log, size, single, 1)
             log.close()
         rates = f"{appended:,.0f} | {following:,.0f} | {ten:,.0f} | {singly:,.0f}"
         rates += f" | {anywhere:.1f} | {found:.1f}"

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
         ["topic.py", "--bindings", "50", "--messages", "500"],
         ["limits.py", "--seconds", "0.005"],
         ["store.py", "--seconds", "0.005"],
-        ["stream.py", "--messages", "5000"],
+        ["stream.py", "--messages", "1000"],
     ],
     ids=lambda command: command[0],
 )
