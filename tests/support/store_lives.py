@@ -314,16 +314,16 @@ def end_somehow(history: History) -> None:
 
 # How many of each one run of all tests plays.
 LIVES: dict[Callable[[int], None], int] = {
-    power_cuts: 900,
-    failing_calls: 500,
-    hanging_syncs: 200,
+    power_cuts: 600,
+    failing_calls: 350,
+    hanging_syncs: 150,
     hanging_merges: 100,
-    flipped_bits: 250,
-    bits_flipped_before_merging: 250,
+    flipped_bits: 200,
+    bits_flipped_before_merging: 200,
     stops_of_every_kind: 60,
     much_merging: 40,
     without_syncs: 100,
-    files_taken: 250,
+    files_taken: 200,
 }
 
 
