@@ -373,7 +373,7 @@ def conversations(draw: st.DrawFn) -> bytes:
     return b"".join(out)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(conversations(), st.lists(st.tuples(st.integers(0, 80000), st.booleans()), max_size=20))
 def test_the_same_bytes_cut_anywhere_give_the_same_events(
     data: bytes, cuts: list[tuple[int, bool]]
@@ -423,7 +423,7 @@ def channel_methods(draw: st.DrawFn) -> bytes:
     return b"".join(out)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(channel_methods(), st.integers(2, 4), st.lists(st.integers(0, 400), max_size=4))
 def test_channels_opened_and_closed_by_hand_are_as_if_every_field_were_read(
     data: bytes, channels_max: int, cuts: list[int]
@@ -493,7 +493,7 @@ def talk(made: Connection, data: bytes, cuts: list[int]) -> tuple[list[object], 
     return events, b"".join(made.data_to_send()), opened + made.opened
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(used_channels(), st.lists(st.integers(0, 600), max_size=4))
 def test_channels_that_are_answered_without_an_event_are_as_all_others(
     data: bytes, cuts: list[int]
@@ -518,7 +518,7 @@ def test_a_channel_is_told_of_before_it_is_used_and_not_if_it_is_only_opened_and
     assert isinstance(closed, Method)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([b"", b"bye", "\u00e9".encode(), b"\xff"]),
     st.integers(-5, 5),
@@ -546,7 +546,7 @@ PROPERTIES = st.dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([b"", b"/", b"x" * 200, "\u00e9".encode(), b"\xff"]),
     st.sampled_from([b"", b"cap", b"\xff"]),
@@ -577,7 +577,7 @@ def test_connection_open_is_read_as_any_method(
         assert event == Open(as_any.virtual_host)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(PROPERTIES, st.binary(max_size=20), st.sampled_from(["PLAIN", ""]), st.integers(-3, 3))
 def test_what_is_said_at_the_start_is_read_as_any_method(
     properties: dict[str, object], response: bytes, mechanism: str, cut: int

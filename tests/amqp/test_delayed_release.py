@@ -85,7 +85,7 @@ def messages(draw: Any) -> tuple[bytes, bytes | None]:
     return struct.pack("<II", len(body), len(props)) + names + props + body, delay
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.lists(messages(), max_size=8))
 def test_each_is_as_the_plain_rule_makes_it(some: list[tuple[bytes, bytes | None]]) -> None:
     delays = iter([delay for _, delay in some])

@@ -85,7 +85,7 @@ def streams(draw: st.DrawFn) -> bytes:
 STATES = st.binary(max_size=4).map(lambda states: bytes(state & 1 for state in states))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(streams(), STATES | st.just(b"\1\1\1\1"), st.data())
 def test_scan(data: bytes, states: bytes, more: st.DataObject) -> None:
     at = more.draw(st.integers(0, len(data)) | st.just(0))
@@ -99,7 +99,7 @@ def test_scan(data: bytes, states: bytes, more: st.DataObject) -> None:
         assert contents.stored(data, found[1], index) == reference.stored(data, found[1], index)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(PUBLISH, min_size=1, max_size=8).map(b"".join),
     st.sets(CHANNEL),
@@ -125,7 +125,7 @@ def test_copies_are_the_publishes_of_their_channels(
     assert found == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_messages_of_sampled_traces_and_those_chosen_are_marked(data: st.DataObject) -> None:
     trace = st.builds(
@@ -191,7 +191,7 @@ def test_rows_are_bounded() -> None:
     assert found[2:4] == (2048, frames.FULL)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.binary(max_size=40) | PROPS.map(lambda props: commands.Basic.Properties(**props).marshal())
 )
@@ -203,7 +203,7 @@ def test_facts(props: bytes) -> None:
         assert found == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.binary(max_size=40) | PROPS.map(lambda props: commands.Basic.Properties(**props).marshal())
 )
@@ -217,7 +217,7 @@ def test_fields(props: bytes) -> None:
         assert contents.fields(props) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(SETTLES, SETTLES, SETTLES, streams()), max_size=4).map(b"".join))
 def test_settles(data: bytes) -> None:
     assert frames.settles(data, 0, len(data)) == reference.settles(data, 0, len(data))
@@ -242,7 +242,7 @@ BIND = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     st.lists(BIND | streams(), max_size=8).map(b"".join),
     STATES | st.just(b"\0\1\1\1"),
@@ -293,7 +293,7 @@ NUMBERS = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(BROKEN, st.integers(0, 4), *NUMBERS)
 def test_deliveries(
     blob: bytes, count: int, channel: int, ctag: bytes, tag: int, again: bool, frame_max: int
@@ -303,7 +303,7 @@ def test_deliveries(
     assert _or_error(_in_parts, *arguments) == _or_error(reference.deliveries, *arguments)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(PUBLISH, max_size=5).map(b"".join), st.data(), *NUMBERS[:3], NUMBERS[-1])
 def test_publishes_are_passed_on_as_if_they_had_been_stored(
     data: bytes, more: st.DataObject, channel: int, ctag: bytes, tag: int, frame_max: int
@@ -322,7 +322,7 @@ def _in_parts(*arguments: Any) -> bytes:
     return b"".join(contents.delivery_parts(*arguments))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     BROKEN,
     st.integers(0, 65535),

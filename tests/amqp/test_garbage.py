@@ -34,14 +34,14 @@ VALID = b"".join(
 ) + method(1, commands.Queue.Declare(queue="q", arguments={"a": [1, {"b": None}]}))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     received(Connection(server_properties={}), data)
     received(Connection(server_properties={}), HEADER + data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(FRAMES, max_size=6))
 def test_any_frames(some: list[bytes]) -> None:
     made = Connection(server_properties={})
@@ -49,7 +49,7 @@ def test_any_frames(some: list[bytes]) -> None:
     received(made, b"".join(some))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, len(VALID) - 1), st.integers(0, 255))
 def test_one_wrong_byte(at: int, value: int) -> None:
     made = Connection(server_properties={})

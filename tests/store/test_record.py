@@ -125,7 +125,7 @@ def put_whole(
     return target, described(arrivals), counts
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(records, min_size=1, max_size=12), st.data())
 def test_a_batch_gives_each_queue_its_messages_in_order(
     batch: list[Record], data: st.DataObject
@@ -169,7 +169,7 @@ def test_a_batch_gives_each_queue_its_messages_in_order(
         assert facts == (tuple(arrival.facts) if arrival.facts is not None else (0,) * len(facts))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(records, min_size=1, max_size=6), st.integers(0, 3000))
 def test_a_batch_is_cut_only_between_records_and_as_late_as_fits(
     batch: list[Record], room: int
@@ -183,7 +183,7 @@ def test_a_batch_is_cut_only_between_records_and_as_late_as_fits(
         assert known.fit(start, room) == max(end for end in ends if start <= end <= start + room)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(records, min_size=1, max_size=6),
     st.integers(1, 0xFFFFFFFF),
@@ -226,7 +226,7 @@ def test_a_scan_finds_every_good_record_and_no_other(
         assert facts == (list(arrival.facts) if arrival.facts is not None else [0] * len(facts))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(records, min_size=1, max_size=6),
     st.integers(1, 0xFFFFFFFF),
@@ -270,7 +270,7 @@ def test_a_search_for_good_records_ends_when_bodies_pretend_to_be_records() -> N
     assert scanning.scan(bytearray(64) + fake, 64, 64 + size, 7)[0] == b""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(messages, min_size=1, max_size=8),
     st.integers(0, 300),
@@ -291,7 +291,7 @@ def test_reading_takes_whole_messages_as_many_as_fit(
     assert len(got) == 10 or len(blob) + len(stored[wanted[len(got)]]) > bytes_max
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(messages, max_size=8),
     st.integers(0, 300),

@@ -21,7 +21,7 @@ from tests.support.stream_history import StreamHistory, live_through_power_cut
 seeds = st.integers(0, 1 << 32)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(seeds, st.booleans())
 def test_a_stream_is_a_list_through_stops_and_crashes(seed: int, sync: bool) -> None:
     history = StreamHistory(seed, sync=sync)
@@ -33,7 +33,7 @@ def test_a_stream_is_a_list_through_stops_and_crashes(seed: int, sync: bool) -> 
             history.crash(power_cut=False)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(seeds)
 def test_what_was_committed_outlives_power_cuts_in_the_middle_of_calls(seed: int) -> None:
     live_through_power_cut(seed)
