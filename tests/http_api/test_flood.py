@@ -30,7 +30,7 @@ LEFT_BYTES_MAX = 32 << 20
 UNREAD_LISTS = 200
 READERS = 30
 WARM_UP_S = 3.0
-LOOKED_AT_S = 10.0
+LOOKED_AT_S = 6.0
 # It is a tenth of that. Where each list does a slice in each pass of the loop it is over a second.
 MEAN_S_MAX = 0.2
 

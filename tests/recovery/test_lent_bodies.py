@@ -38,7 +38,7 @@ def connect(broker: RealBroker) -> pika.BlockingConnection:
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("mode", [1, 2])
+@pytest.mark.parametrize("mode", [pytest.param(1, marks=pytest.mark.torture), 2])
 def test_bodies_of_all_sizes_arrive_unchanged(broker: RealBroker, mode: int) -> None:
     connection = connect(broker)
     channel = connection.channel()

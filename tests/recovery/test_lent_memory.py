@@ -23,7 +23,7 @@ from tests.support.real_broker import RealBroker, wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.crash, pytest.mark.timeout(200)]
 
-KILLS = 10  # tests/torture has more
+KILLS = 6  # tests/torture has more
 SIZES = (20_000, 32 << 10, 100_000, 1 << 20)
 # What a front door reads into when nobody uses lent memory.
 READ_BYTES = 1 << 20

@@ -34,6 +34,7 @@ def test_every_promise_holds_through_rounds_of_kills(
         )
 
 
+@pytest.mark.torture  # tests/recovery/test_kills.py has one in each run
 @pytest.mark.timeout(600)
 def test_a_broker_that_confirms_before_it_stores_is_caught_by_them(tmp_path: Path) -> None:
     with started(tmp_path, command=("tests.support.hasty_broker",)) as broker:

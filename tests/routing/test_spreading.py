@@ -88,7 +88,13 @@ KINDS = [ConsistentHash, jump, ModulusHash, Chance]
 
 
 @pytest.mark.row("E3.9")
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 8, 11, 16, 24, 33, 48, 64])
+@pytest.mark.parametrize(
+    "count",
+    [
+        *(2, 3, 5, 8, 16, 33, 64),
+        *(pytest.param(count, marks=pytest.mark.torture) for count in (4, 7, 11, 24, 48)),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_shares_are_equal_at_weight_1(kind: Callable[[], Spread], count: int) -> None:
     spread, chance = bound(kind(), count), random.Random(count)

@@ -124,7 +124,7 @@ async def all_is_read(read: Read, ledger: Ledger) -> None:
     ("kind", "victim"),
     [
         pytest.param("x-consistent-hash", "nobody", marks=pytest.mark.torture),
-        ("x-consistent-hash", "shard"),
+        pytest.param("x-consistent-hash", "shard", marks=pytest.mark.torture),
         pytest.param("x-consistent-hash", "front-door", marks=pytest.mark.torture),
         pytest.param("x-consistent-hash", "controller", marks=pytest.mark.torture),
         ("x-consistent-hash", "everything"),
