@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Callable
@@ -195,17 +196,19 @@ def test_connection_start_offers_both_mechanisms(broker: RealBroker) -> None:
     assert payload.endswith(b"en_US\xce")
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"\xff" * 64, bytes(64), b"\x01\x00\x00\x7f\xff\xff\xff" + b"x" * 64]
-)
 def test_garbage_after_the_header_ends_that_connection_and_no_other(
-    broker: RealBroker, connection: pika.BlockingConnection, garbage: bytes
+    broker: RealBroker, connection: pika.BlockingConnection
 ) -> None:
-    with raw(broker) as sock:
-        sock.sendall(b"AMQP\x00\x00\x09\x01" + garbage)
-        try:
-            while sock.recv(65536):
+    """Each of them is waited for at once: none of them answers connection.close."""
+    garbage = (b"\xff" * 64, bytes(64), b"\x01\x00\x00\x7f\xff\xff\xff" + b"x" * 64)
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(raw(broker)) for _ in garbage]
+        for sock, sent in zip(socks, garbage, strict=True):
+            sock.sendall(b"AMQP\x00\x00\x09\x01" + sent)
+        for sock in socks:
+            try:
+                while sock.recv(65536):
+                    pass
+            except ConnectionResetError:
                 pass
-        except ConnectionResetError:
-            pass
     assert connection.channel().is_open

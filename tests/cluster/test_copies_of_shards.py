@@ -681,7 +681,9 @@ def test_too_few_nodes_confirm_nothing_and_a_power_cut_of_all_loses_nothing(
     own: RealEtcd, tmp_path: Path
 ) -> None:
     environment = {"SHARDMQ_CLUSTER_MIN_IN_SYNC": "2", "SHARDMQ_SHARDS_DISK_STALL_S": "1"}
-    with RealCluster(tmp_path, own, 2, replicas=2, environment=environment) as cluster:
+    with RealCluster(
+        tmp_path, own, 2, replicas=2, environment=environment, together=True
+    ) as cluster:
         cluster.wait_for_copies()
         first, second = cluster.nodes
         queues = [f"q{index}" for index in range(QUEUES)]
@@ -724,7 +726,9 @@ def test_a_node_that_is_back_leads_its_shards_again_and_nothing_is_nacked(
     own: RealEtcd, tmp_path: Path
 ) -> None:
     environment = {"SHARDMQ_CLUSTER_GIVE_BACK_AFTER_S": "1"}
-    with RealCluster(tmp_path, own, replicas=2, shards=2, environment=environment) as cluster:
+    with RealCluster(
+        tmp_path, own, replicas=2, shards=2, environment=environment, together=True
+    ) as cluster:
         cluster.wait_for_copies()
         homes = {shard: record.leader for shard, record in cluster.copies().items()}
         lost = cluster.nodes[1]

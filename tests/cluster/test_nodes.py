@@ -295,7 +295,10 @@ def test_no_process_waits_for_ever_for_nodes_that_are_gone(
 ) -> None:
     """A power cut of all nodes but for some processes of one of them, and of etcd."""
     (tmp_path / "etcd").mkdir()
-    with RealEtcd(tmp_path / "etcd") as etcd, RealCluster(tmp_path, etcd, replicas=3) as cluster:
+    with (
+        RealEtcd(tmp_path / "etcd") as etcd,
+        RealCluster(tmp_path, etcd, replicas=3, together=True) as cluster,
+    ):
         wait_for_nodes(cluster.nodes[0], 3)
         cluster.wait_for_copies()
         first, *others = cluster.nodes

@@ -30,6 +30,7 @@ AT_ONCE = 60
 MESSAGES = 3000
 TTL_MS = 300
 ARRIVAL_S = 90.0
+LIMIT = 2  # of how often a message comes back; each time everything ends
 # Acknowledgements and counts reach the file within a second.
 COUNT_LASTS_S = 3.0
 
@@ -149,11 +150,11 @@ async def test_how_often_a_message_came_back_is_known_after_the_end_of_everythin
     broker: RealBroker, name: str
 ) -> None:
     arguments = {
-        "x-delivery-limit": 3,
+        "x-delivery-limit": LIMIT,
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": f"{name}-dead",
     }
-    for life in range(4):
+    for life in range(LIMIT + 1):
         async with connected(broker) as connection:
             channel = await connection.channel()
             queue = await channel.declare_queue(name, durable=True, arguments=arguments)
@@ -164,11 +165,11 @@ async def test_how_often_a_message_came_back_is_known_after_the_end_of_everythin
             found = await queue.get(timeout=60)
             assert found is not None and found.headers.get("x-delivery-count", 0) == life
             await found.reject(requeue=True)
-            if life == 3:
+            if life == LIMIT:
                 gone = await got_from(dead)
                 assert gone.headers["x-first-death-reason"] == "delivery_limit"
             else:
                 await asyncio.sleep(COUNT_LASTS_S)
                 await asyncio.to_thread(broker.kill_all)
-        if life < 3:
+        if life < LIMIT:
             broker.restart()

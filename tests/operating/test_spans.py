@@ -286,6 +286,10 @@ def metric(broker: RealBroker, name: str) -> float:
     return float(line.split()[1])
 
 
+# The SDK waits so many seconds for a collector.
+PATIENCE = {"OTEL_EXPORTER_OTLP_TIMEOUT": "2"}
+
+
 def resident_bytes(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -304,7 +308,7 @@ def test_a_collector_that_fails_costs_spans_only(tmp_path: Path, harm: Any, name
         collector.stop()  # nobody listens
     count = 1000
     try:
-        with traced(tmp_path, collector.url, ratio=1.0) as broker:
+        with traced(tmp_path, collector.url, ratio=1.0, **PATIENCE) as broker:
             memory = resident_bytes(broker.pid("controller"))
             with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
                 channel = connection.channel()

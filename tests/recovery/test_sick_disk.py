@@ -20,6 +20,7 @@ import aio_pika
 import pika
 import pytest
 
+from shardmq.broker.routing.placement import place
 from tests.support.crash_clients import Listener, Publishing, connected, drained, wait_for
 from tests.support.real_broker import PATIENCE_S, RealBroker, wait_until
 from tests.support.sick_broker import VARIABLE, Disk
@@ -29,6 +30,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.crash]
 STALL_S = 1.0
 # What is settled is synced each second: after so long nothing of it waits, or it has been tried.
 QUIET_S, LAST_S = 3.0, 10.0
+TYPE = "x-queue-type"
 SETTINGS = """
 [shards]
 segment_bytes = 1048576
@@ -215,33 +217,46 @@ async def test_a_disk_that_fails_is_told_and_recovery_loses_nothing_confirmed(
     await asyncio.to_thread(broker.stop)
 
 
-@pytest.mark.parametrize("kind", ["classic", "stream"])
 async def test_an_ack_alone_is_synced_within_seconds_and_an_idle_shard_syncs_nothing(
-    start: Start, disk: Disk, kind: str
+    start: Start, disk: Disk
 ) -> None:
-    """A sync that fails ends the shard: so it is seen whether there was one."""
-    broker = await asyncio.to_thread(start)
+    """A sync that fails ends the shard: so it is seen whether there was one.
+
+    A classic queue lies on one shard, a stream on the other.
+    """
+    broker = await asyncio.to_thread(start, shards=2)
+    names = [f"q-{number}" for number in range(100)]
+    on = [next(name for name in names if place("/", name, 2) == shard) for shard in range(2)]
+
+    def restarts(shard: int) -> int:
+        found: int = broker._child("shard", shard)["restarts"]
+        return found
+
     async with connected(broker) as connection:
-        channel = await connection.channel()
-        await channel.set_qos(prefetch_count=10)
-        queue = await channel.declare_queue("q", durable=True, arguments={"x-queue-type": kind})
-        for number in range(2):
-            await channel.default_exchange.publish(
-                aio_pika.Message(b"%d" % number, delivery_mode=2), "q"
-            )
-        came: asyncio.Queue[aio_pika.abc.AbstractIncomingMessage] = asyncio.Queue()
-        tracked = {"x-stream-automatic-offset-tracking": True, "x-stream-offset": "first"}
-        arguments = tracked if kind == "stream" else {}
-        await queue.consume(came.put, consumer_tag="reader", arguments=arguments)
-        message = await asyncio.wait_for(came.get(), PATIENCE_S)
+        messages = []
+        for name, kind in zip(on, ("classic", "stream"), strict=True):
+            channel = await connection.channel()
+            await channel.set_qos(prefetch_count=10)
+            queue = await channel.declare_queue(name, durable=True, arguments={TYPE: kind})
+            for number in range(2):
+                await channel.default_exchange.publish(
+                    aio_pika.Message(b"%d" % number, delivery_mode=2), name
+                )
+            came: asyncio.Queue[aio_pika.abc.AbstractIncomingMessage] = asyncio.Queue()
+            tracked = {"x-stream-automatic-offset-tracking": True, "x-stream-offset": "first"}
+            arguments = tracked if kind == "stream" else {}
+            await queue.consume(came.put, consumer_tag=f"reader-{kind}", arguments=arguments)
+            messages.append(await asyncio.wait_for(came.get(), PATIENCE_S))
         await asyncio.sleep(QUIET_S)
         disk.fault("sync", "EIO")
         await asyncio.sleep(QUIET_S)
-        assert broker.status()["children"][1]["restarts"] == 0, "nothing was to be synced"
-        await message.ack()
-        await wait_for(
-            lambda: broker.status()["children"][1]["restarts"] >= 1, "a sync of the ack", LAST_S
-        )
+        assert [restarts(0), restarts(1)] == [0, 0], "nothing was to be synced"
+        for message in messages:
+            await message.ack()
+        for shard in range(2):
+            await wait_for(
+                lambda shard=shard: restarts(shard) >= 1, f"a sync of the ack at {shard}", LAST_S
+            )
         disk.heal()
     await asyncio.to_thread(broker.stop)
 
