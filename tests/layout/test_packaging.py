@@ -169,6 +169,12 @@ def test_the_metadata_is_what_a_package_index_shows(project: dict[str, Any]) -> 
     assert "Programming Language :: Python :: 3.11" in told["classifiers"]
 
 
+def test_a_package_index_shows_each_python_that_the_broker_has_wheels_for() -> None:
+    shown = set(PROJECT["project"]["classifiers"])
+    for version in ("3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in shown
+
+
 def wheel(folder: Path, name: str, *files: str) -> None:
     with zipfile.ZipFile(folder / name, "w") as made:
         for file in files:
