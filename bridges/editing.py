@@ -108,7 +108,7 @@ def received_from(
     place = {"uri": without_credentials(uri), "queue": link.queue}  # as RabbitMQ: the name here
 
     def edit(props: bytes, names: bytes) -> bytes:
-        if not link.trust_user_id:
+        if not link.source.trust_user_id:
             props = with_properties(props, {"user_id": None})
         try:
             headers = entries(headers_inside(props))
@@ -191,7 +191,7 @@ def forwarded_by(
             _is_at(_decoded(each), own) for each in before
         ):
             return None
-        if not link.trust_user_id:
+        if not link.source.trust_user_id:
             props = with_properties(props, {"user_id": None})
         for name in PRODUCER_HEADERS:
             headers.pop(name, None)

@@ -16,8 +16,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
-from urllib.parse import quote
 
 from pamqp import commands
 
@@ -25,15 +25,14 @@ from shardmq.bridges.connection import Connection
 from shardmq.bridges.destinations import AmqpDestination
 from shardmq.bridges.editing import forwarded_by
 from shardmq.bridges.errors import LinkFailed
-from shardmq.bridges.pump import CONFIRM_S_MAX, FLUSH_S_AT_STOP, Mode, Pump
+from shardmq.bridges.link import Ends, LinkTries
+from shardmq.bridges.pump import CONFIRM_S_MAX, Pump
 from shardmq.bridges.relay import Relay
-from shardmq.bridges.tries import DELAY_S_MIN, Tries
 from shardmq.bridges.upstream import Upstream
 from shardmq.broker.amqp.methods import unchecked
-from shardmq.broker.model import amqp_uri
 from shardmq.broker.model.federation import ExchangeLink
 from shardmq.broker.model.upstream_bindings import BINDINGS_MAX, Binding
-from shardmq.broker.shared.bridging import Bindings, BridgeState, Order, key_of
+from shardmq.broker.shared.bridging import Bindings, Order
 
 CHECK_S: Final = 90.0  # the internal exchange is looked for so often, as in RabbitMQ
 CLEAN_UP_S_MAX: Final = 8.0
@@ -59,21 +58,18 @@ class ExchangeLinkRunner:
         link = order.bridge
         assert isinstance(link, ExchangeLink)
         self.order, self.cluster = order, cluster
-        self.state = BridgeState(key=key_of(link), life=order.life)
         self.leaves = False
         self._link = link
-        self._confirm_s_max = confirm_s_max
+        ends = Ends("exchange", link.exchange, link.upstream_exchange)
+        self._common = LinkTries(order, link.source, ends, doors, tell, confirm_s_max)
+        self._common.tries.is_hopeless |= bool(link.twin)
+        self.state = self._common.state
         self._bindings: list[Binding] | None = []
         self._is_told = asyncio.Event()  # the controller has told the bindings
         self._news = asyncio.Event()
-        self._pump: Pump | None = None
-        name = f"Federation link (upstream: {link.upstream}, policy: {link.policy})"
-        delay_s = max(link.reconnect_delay_s, DELAY_S_MIN)
-        self._tries = Tries(self.state, name, link.vhost, delay_s, doors, tell, True)
-        self._tries.is_hopeless = bool(link.twin) or self._is_own_loop()
 
     async def run(self) -> None:
-        await self._tries.run(self._run_once, self._useless)
+        await self._common.run(self._run_once)
 
     def is_of(self, told: Bindings) -> bool:
         """Return whether bindings are those of the exchange of this link."""
@@ -97,100 +93,63 @@ class ExchangeLinkRunner:
 
     def update(self) -> None:
         """Bring the numbers of the state up to date."""
-        if self._pump is not None:
-            self._pump.count()
-
-    def _useless(self) -> None:
-        self._tries.at["src"] += 1
-
-    def _is_own_loop(self) -> bool:
-        """Return whether the upstream exchange is the very exchange that is federated."""
-        link = self._link
-        if link.exchange != link.upstream_exchange:
-            return False
-        uris = [amqp_uri.parse(uri, link.vhost) for uri in link.uris]
-        return any(uri.is_here and uri.vhost == link.vhost for uri in uris)
+        self._common.update()
 
     # -- one try -----------------------------------------------------------------------------------
 
     async def _run_once(self) -> None:
         """Connect and move messages. Raises LinkFailed at the end."""
         link = self._link
-        if self._is_own_loop():
-            raise LinkFailed("the upstream exchange is the federated exchange itself")
         if link.twin:
             raise LinkFailed(
                 f"upstream '{link.twin}' leads to the same exchange of the same broker, and runs"
             )
-        opened: list[Connection] = []
         upstream: Upstream | None = None
-
-        async def open_for_commands() -> Connection:
-            opened.append(await self._tries.open(opened[1].uri))
-            return opened[-1]
-
         try:
-            here = f"amqp:///{quote(link.vhost, safe='')}"
-            opened.append(await self._tries.open_any("dest", [here]))
-            destination = AmqpDestination(opened[0])
-            if link.ack_mode == "on-confirm":
-                await destination.confirm()
-            frame_bytes_max = opened[0].frame_bytes_max
-            source = await self._tries.open_any("src", link.uris, frame_bytes_max, link.vhost)
-            opened.append(source)
-            upstream = Upstream(link, self.cluster, await open_for_commands(), open_for_commands)
+            source, destination = await self._common.open()
+            again = partial(self._common.open_another, source)
+            upstream = Upstream(link, self.cluster, await again(), again)
             await self._move(source, upstream, destination)
         finally:
-            self._pump, self.state.pulls = None, False
             if self.leaves and link.cleans_up and upstream is not None:
                 await self._clean_up(upstream)
-            for each in reversed(opened):
-                each.close()
+            self._common.close()
 
     async def _move(
         self, source: Connection, upstream: Upstream, destination: AmqpDestination
     ) -> None:
         link = self._link
-        pump = self._pump = Pump(
-            source, destination, self.state, self._settled, self._confirm_s_max
-        )
-        pump.watch_ends()
+        pump = self._common.pump(source, destination, self._settled)
         await self._is_told.wait()
         self._news.clear()
         await upstream.prepare(self._wanted())
         upstream.connection.on_failed = lambda error: pump.end(LinkFailed(f"source: {error}"))
-        mode = Mode(confirms=link.ack_mode == "on-confirm", acks=link.ack_mode != "no-ack")
         edit = forwarded_by(
             link,
             self.state.src_uri,
             self.cluster,
             upstream.name,
             source.frame_bytes_max,
-            self._tries.say_once,
+            self._common.tries.say_once,
         )
-        pump.start(
-            Relay(
-                link.exchange.encode(),
-                None,
-                False,  # what no binding wants any more is dropped, as a publish here would be
-                edit,
-                source.frame_bytes_max,
-                may_drop=True,
-            ),
-            mode,
+        relay = Relay(
+            link.exchange.encode(),
+            None,
+            False,  # what no binding wants any more is dropped, as a publish here would be
+            edit,
+            source.frame_bytes_max,
+            may_drop=True,
         )
-        if mode.acks and link.prefetch:
-            qos = commands.Basic.Qos(prefetch_count=link.prefetch)
-            await source.call(qos, commands.Basic.QosOk)
+        await self._common.start(pump, relay, source)
         consume = unchecked(
             commands.Basic.Consume,
             queue=upstream.queue,
-            consumer_tag=link.consumer_tag,
-            no_ack=not mode.acks,
+            consumer_tag=link.source.consumer_tag,
+            no_ack=link.source.ack_mode == "no-ack",
         )
         await source.call(consume, commands.Basic.ConsumeOk)
         self.state.src_queue, self.state.pulls = upstream.queue, True
-        self._tries.running()
+        self._common.tries.running()
         following = asyncio.create_task(self._follow(upstream, pump))
         try:
             await pump.run()
@@ -198,12 +157,10 @@ class ExchangeLinkRunner:
             following.cancel()
             with suppress(asyncio.CancelledError):
                 await following  # its method is written, or is not
-            pump.stop()
-            if unread := await pump.flush(FLUSH_S_AT_STOP):
-                log.warning("link %s in vhost '%s' ends: %s", link.id, link.vhost, unread)
+            await self._common.stop(pump)
 
     def _settled(self, messages: int, refused: int) -> bool:
-        self._tries.settled(messages, refused)
+        self._common.tries.settled(messages, refused)
         return False
 
     async def _follow(self, upstream: Upstream, pump: Pump) -> None:

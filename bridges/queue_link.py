@@ -20,7 +20,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
-from urllib.parse import quote
 
 from pamqp import commands
 
@@ -28,14 +27,13 @@ from shardmq.bridges.connection import COMMANDS, Connection
 from shardmq.bridges.destinations import AmqpDestination, ensure_queue
 from shardmq.bridges.editing import received_from
 from shardmq.bridges.errors import LinkFailed
-from shardmq.bridges.pump import CONFIRM_S_MAX, FLUSH_S_AT_STOP, Mode, Pump
+from shardmq.bridges.link import Ends, LinkTries
+from shardmq.bridges.pump import CONFIRM_S_MAX, Pump
 from shardmq.bridges.relay import Relay
-from shardmq.bridges.tries import DELAY_S_MIN, Tries
 from shardmq.broker.amqp.methods import unchecked
-from shardmq.broker.model import amqp_uri
 from shardmq.broker.model.federation import QueueLink
 from shardmq.broker.model.shovels import PREFETCH
-from shardmq.broker.shared.bridging import BridgeState, Order, key_of
+from shardmq.broker.shared.bridging import Order
 
 PRIORITY: Final = -1
 # A queue that has messages, though consumers are there, is looked at again so soon.
@@ -58,20 +56,16 @@ class QueueLinkRunner:
         link = order.bridge
         assert isinstance(link, QueueLink)
         self.order = order
-        self.state = BridgeState(key=key_of(link), life=order.life)
         self._link = link
-        self._confirm_s_max = confirm_s_max
+        ends = Ends("queue", link.queue, link.upstream_queue)
+        self._common = LinkTries(order, link.source, ends, doors, tell, confirm_s_max)
+        self.state = self._common.state
         self._pulls = False  # the controller says so
-        self._pump: Pump | None = None
         self._since = 0  # messages that are settled since the queue here was looked at
         self._news = asyncio.Event()
-        name = f"Federation link (upstream: {link.upstream}, policy: {link.policy})"
-        delay_s = max(link.reconnect_delay_s, DELAY_S_MIN)
-        self._tries = Tries(self.state, name, link.vhost, delay_s, doors, tell, True)
-        self._tries.is_hopeless = self._is_own_loop()
 
     async def run(self) -> None:
-        await self._tries.run(self._run_once, self._useless)
+        await self._common.run(self._run_once)
 
     def pull(self, pulls: bool) -> None:
         """Take messages from now on, or no more."""
@@ -81,86 +75,49 @@ class QueueLinkRunner:
 
     def update(self) -> None:
         """Bring the numbers of the state up to date."""
-        if self._pump is not None:
-            self._pump.count()
-
-    def _useless(self) -> None:
-        self._tries.at["src"] += 1
-
-    def _is_own_loop(self) -> bool:
-        """Return whether the upstream queue is the very queue that is federated."""
-        link = self._link
-        if link.queue != link.upstream_queue:
-            return False
-        uris = [amqp_uri.parse(uri, link.vhost) for uri in link.uris]
-        return any(uri.is_here and uri.vhost == link.vhost for uri in uris)
+        self._common.update()
 
     async def _run_once(self) -> None:
         """Connect and move messages. Raises LinkFailed at the end."""
-        link = self._link
-        if self._is_own_loop():
-            raise LinkFailed("the upstream queue is the federated queue itself")
-        opened: list[Connection] = []
         try:
-            here = f"amqp:///{quote(link.vhost, safe='')}"
-            downstream = await self._tries.open_any("dest", [here])
-            opened.append(downstream)
-            destination = AmqpDestination(downstream)
-            if link.ack_mode == "on-confirm":
-                await destination.confirm()
-            await downstream.open_channel(COMMANDS)
-            frame_bytes_max = downstream.frame_bytes_max
-            upstream = await self._tries.open_any("src", link.uris, frame_bytes_max, link.vhost)
-            opened.append(upstream)
+            upstream, destination = await self._common.open()
+            await destination.connection.open_channel(COMMANDS)
             await self._move(upstream, destination)
         finally:
-            self._pump, self.state.pulls = None, False
-            for each in reversed(opened):
-                each.close()
+            self._common.close()
 
     async def _move(self, upstream: Connection, destination: AmqpDestination) -> None:
         link = self._link
         if NEEDED not in upstream.capabilities:
             raise LinkFailed("upstream_lacks_consumer_priorities")
-        pump = self._pump = Pump(
-            upstream, destination, self.state, self._settled, self._confirm_s_max
-        )
-        pump.watch_ends()
+        pump = self._common.pump(upstream, destination, self._settled)
         await ensure_queue(
             upstream, link.upstream_queue, link.arguments, False, link.durable, link.auto_delete
         )
-        mode = Mode(confirms=link.ack_mode == "on-confirm", acks=link.ack_mode != "no-ack")
         frame_bytes_max = upstream.frame_bytes_max
-        edit = received_from(link, self.state.src_uri, frame_bytes_max, self._tries.say_once)
-        pump.start(
-            Relay(
-                link.queue.encode() if link.is_virtual else b"",
-                None if link.is_virtual else link.queue.encode(),
-                True,  # mandatory: a queue that is gone is told of, and ends the try
-                edit,
-                frame_bytes_max,
-                with_names=True,
-            ),
-            mode,
+        edit = received_from(link, self.state.src_uri, frame_bytes_max, self._common.tries.say_once)
+        relay = Relay(
+            link.queue.encode() if link.is_virtual else b"",
+            None if link.is_virtual else link.queue.encode(),
+            True,  # mandatory: a queue that is gone is told of, and ends the try
+            edit,
+            frame_bytes_max,
+            with_names=True,
         )
-        if mode.acks and link.prefetch:
-            qos = commands.Basic.Qos(prefetch_count=link.prefetch)
-            await upstream.call(qos, commands.Basic.QosOk)
+        await self._common.start(pump, relay, upstream)
         self.state.src_queue = link.upstream_queue
-        self._tries.running()
+        self._common.tries.running()
         following = asyncio.create_task(self._follow(upstream, destination.connection, pump))
         try:
             await pump.run()
         finally:
             following.cancel()
-            pump.stop()
-            if unread := await pump.flush(FLUSH_S_AT_STOP):
-                log.warning("link %s in vhost '%s' ends: %s", link.id, link.vhost, unread)
+            await self._common.stop(pump)
 
     def _settled(self, messages: int, refused: int) -> bool:
-        self._tries.settled(messages, refused)
+        self._common.tries.settled(messages, refused)
         self._since += messages
-        if self._since >= (self._link.prefetch or PREFETCH):
+        if self._since >= (self._link.source.prefetch or PREFETCH):
             self._news.set()
         return False
 
@@ -205,13 +162,15 @@ class QueueLinkRunner:
             method: commands.Basic.Consume | commands.Basic.Cancel = unchecked(
                 commands.Basic.Consume,
                 queue=link.upstream_queue,
-                consumer_tag=link.consumer_tag,
-                no_ack=link.ack_mode == "no-ack",
+                consumer_tag=link.source.consumer_tag,
+                no_ack=link.source.ack_mode == "no-ack",
                 nowait=True,
                 arguments={"x-priority": PRIORITY},
             )
         else:
-            method = unchecked(commands.Basic.Cancel, consumer_tag=link.consumer_tag, nowait=True)
+            method = unchecked(
+                commands.Basic.Cancel, consumer_tag=link.source.consumer_tag, nowait=True
+            )
         upstream.send(method)
         self.state.pulls = consumes
-        self._tries.tell()
+        self._common.tries.tell()

@@ -128,7 +128,10 @@ class Tries:
         """Log one of a few texts, the first time that it is said of the bridge."""
         if text not in self._said:
             self._said.add(text)
-            log.warning("%s in vhost '%s': %s", self._name, self._vhost, text)
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        log.warning("%s in vhost '%s': %s", self._name, self._vhost, text)
 
     def change(self, state: str) -> None:
         self.state.state, self.state.since = state, time.time()

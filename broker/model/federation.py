@@ -22,7 +22,7 @@ from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.erlang import json_term as term
 from shardmq.broker.model.parameter_keys import Key
-from shardmq.broker.model.policies import NOTHING, POLICY, queue_kind
+from shardmq.broker.model.policies import POLICY, Applied, queue_kind
 from shardmq.broker.model.shovels import ACK_MODES, PREFETCH, RECONNECT_DELAY_S
 from shardmq.broker.model.values import EXPIRY_MS_MAX, NAME_BYTES_MAX
 
@@ -110,10 +110,27 @@ def _pattern_fault(pattern: str) -> str:
 # -- links -----------------------------------------------------------------------------------------
 
 
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a link gets messages, and how: what links of queues and of exchanges have in common.
+
+    upstream: the name of the upstream.
+    policy: the name of the policy that federates what is here.
+    uris: of the upstream, one of which is used. Without a path in it, a URI means the vhost here.
+    """
+
+    upstream: str
+    policy: str
+    uris: list[str]
+    consumer_tag: str
+    prefetch: int = PREFETCH
+    reconnect_delay_s: float = RECONNECT_DELAY_S
+    ack_mode: str = "on-confirm"
+    trust_user_id: bool = False
+
+
 class QueueLink(msgspec.Struct, frozen=True, kw_only=True, tag="queue-link"):
     """A link that moves messages of an upstream queue to a federated queue of this broker.
 
-    uris: of the upstream, one of which is used. Without a path in it, a URI means `vhost`.
     upstream_queue: the queue there. It is declared like the queue here if it is not there.
     durable, auto_delete, arguments: how the queue here was declared.
     is_virtual: the queue here is the virtual queue of the stream exchange `queue`, to which
@@ -122,15 +139,8 @@ class QueueLink(msgspec.Struct, frozen=True, kw_only=True, tag="queue-link"):
 
     vhost: str
     queue: str
-    upstream: str
-    policy: str
-    uris: list[str]
+    source: Source
     upstream_queue: str
-    consumer_tag: str
-    prefetch: int = PREFETCH
-    reconnect_delay_s: float = RECONNECT_DELAY_S
-    ack_mode: str = "on-confirm"
-    trust_user_id: bool = False
     durable: bool = True
     auto_delete: bool = False
     arguments: dict[str, Any] = {}
@@ -146,7 +156,7 @@ class QueueLink(msgspec.Struct, frozen=True, kw_only=True, tag="queue-link"):
 
     @property
     def ends(self) -> tuple[str, ...]:
-        return self.vhost, self.queue, self.upstream, self.upstream_queue
+        return self.vhost, self.queue, self.source.upstream, self.upstream_queue
 
 
 Place = tuple[str, int, str]  # of a broker: host, port and vhost
@@ -155,7 +165,6 @@ Place = tuple[str, int, str]  # of a broker: host, port and vhost
 class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link"):
     """A link that brings messages of an upstream exchange to a federated exchange of this broker.
 
-    uris: of the upstream, one of which is used. Without a path in it, a URI means `vhost`.
     upstream_exchange: the exchange there. It is declared like the one here if it is not there.
     max_hops: messages that have come through so many links are dropped.
     expires, message_ttl: of the queue at the upstream, in milliseconds; None for no limit.
@@ -168,16 +177,9 @@ class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link
 
     vhost: str
     exchange: str
-    upstream: str
-    policy: str
-    uris: list[str]
+    source: Source
     upstream_exchange: str
-    consumer_tag: str
     exchange_type: str
-    prefetch: int = PREFETCH
-    reconnect_delay_s: float = RECONNECT_DELAY_S
-    ack_mode: str = "on-confirm"
-    trust_user_id: bool = False
     max_hops: int = 1
     expires: int | None = None
     message_ttl: int | None = None
@@ -195,7 +197,7 @@ class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link
 
     @property
     def ends(self) -> tuple[str, ...]:
-        return "exchange", self.vhost, self.exchange, self.upstream, self.upstream_exchange
+        return "exchange", self.vhost, self.exchange, self.source.upstream, self.upstream_exchange
 
     def upstream_queue(self, cluster: str, upstream_vhost: str) -> str:
         """Return the name of the queue at the upstream.
@@ -214,7 +216,7 @@ class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link
     @property
     def places(self) -> frozenset[Place]:
         """Return where the upstream is, by each of its URIs."""
-        uris = [amqp_uri.parse(uri, self.vhost) for uri in self.uris]
+        uris = [amqp_uri.parse(uri, self.vhost) for uri in self.source.uris]
         return frozenset((uri.host, uri.port, uri.vhost) for uri in uris)
 
     def keeps_queue_of(self, other: ExchangeLink) -> bool:
@@ -252,15 +254,17 @@ class _Upstreams:
         else:
             self._sets[put.name] = put.value
 
-    def of(self, definition: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-        """Return the names and values of the upstreams that the definition of a policy means."""
+    def of(self, applied: Applied) -> Iterator[tuple[Source, dict[str, Any]]]:
+        """Yield the upstreams that the policy of one object means, each with its value."""
+        policy, definition = applied.policy, applied.definition
         key = next((key for key in POLICY_KEYS if key in definition), "")
         named = definition.get(key)
-        if not isinstance(named, str):
-            return []
+        if not policy or not isinstance(named, str):
+            return
         if (key, named) not in self._found:
             self._found[key, named] = list(self._meant(key, named))
-        return self._found[key, named]
+        for name, value in self._found[key, named]:
+            yield _source(name, policy, value), value
 
     def _meant(self, key: str, named: str) -> Iterator[tuple[str, dict[str, Any]]]:
         elements: list[dict[str, Any]] = [{"upstream": name} for name in sorted(self._values)]
@@ -321,7 +325,7 @@ def _beside(link: ExchangeLink, taken: dict[tuple[str, str, str, Place], str]) -
     twin = next((taken[each] for each in ends if each in taken), None)
     if twin is not None:
         return msgspec.structs.replace(link, twin=twin)
-    taken.update(dict.fromkeys(ends, link.upstream))
+    taken.update(dict.fromkeys(ends, link.source.upstream))
     return link
 
 
@@ -344,30 +348,21 @@ def _of_vhost(vhost: Vhost, upstreams: _Upstreams) -> Iterator[Link | None]:
     """Yield the links of a vhost, and None for each queue and exchange that is looked at."""
     for put in list(vhost.exchanges.values()):
         yield None
-        if not is_federable_exchange(vhost, put):
-            continue
-        applied = vhost.policies_of(put)
-        if not applied.policy:
-            continue
-        for name, value in upstreams.of(applied.definition):
-            yield _exchange_link(put, name, applied.policy, value)
+        if is_federable_exchange(vhost, put):
+            for source, value in upstreams.of(vhost.policies_of(put)):
+                yield _exchange_link(put, source, value)
     for queue in list(vhost.queues.values()):
         yield None
-        if not is_federable(queue) or vhost.shard_queues(queue.name):
-            continue  # consumers of a name that is a virtual queue's too are those of the latter
-        applied = vhost.policies_of(queue)
-        if not applied.policy:
-            continue
-        for name, value in upstreams.of(applied.definition):
-            yield _queue_link(queue, name, applied.policy, value)
+        # Consumers of a name that is a virtual queue's too are those of the latter.
+        if is_federable(queue) and not vhost.shard_queues(queue.name):
+            for source, value in upstreams.of(vhost.policies_of(queue)):
+                yield _queue_link(queue, source, value)
     for exchange in vhost.part_exchanges():
         yield None
         virtual = virtual_queue(vhost, exchange)
-        applied = NOTHING if virtual is None else vhost.policies_of(virtual)
-        if virtual is None or not applied.policy:
-            continue
-        for name, value in upstreams.of(applied.definition):
-            yield _queue_link(virtual, name, applied.policy, value, is_virtual=True)
+        if virtual is not None:
+            for source, value in upstreams.of(vhost.policies_of(virtual)):
+                yield _queue_link(virtual, source, value, is_virtual=True)
 
 
 def virtual_queue(vhost: Vhost, exchange: str) -> QueuePut | None:
@@ -415,24 +410,14 @@ def is_federable_exchange(vhost: Vhost, exchange: ExchangePut) -> bool:
     return bool(exchange.name) and not exchange.internal and not vhost.parts(exchange.name)
 
 
-def _exchange_link(
-    exchange: ExchangePut, upstream: str, policy: str, value: dict[str, Any]
-) -> ExchangeLink:
-    uris = value["uri"]
+def _exchange_link(exchange: ExchangePut, source: Source, value: dict[str, Any]) -> ExchangeLink:
     expires, message_ttl = value.get("expires"), value.get("message-ttl")
     return ExchangeLink(
         vhost=exchange.vhost,
         exchange=exchange.name,
-        upstream=upstream,
-        policy=policy,
-        uris=uris if isinstance(uris, list) else [uris],
+        source=source,
         upstream_exchange=value.get("exchange") or exchange.name,
-        consumer_tag=value.get("consumer-tag") or _cut(f"federation-link-{upstream}"),
         exchange_type=exchange.type,
-        prefetch=int(value.get("prefetch-count", PREFETCH)),
-        reconnect_delay_s=float(value.get("reconnect-delay", RECONNECT_DELAY_S)),
-        ack_mode=value.get("ack-mode", "on-confirm"),
-        trust_user_id=value.get("trust-user-id", False),
         max_hops=int(value.get("max-hops", 1)),
         expires=None if expires is None else int(expires),
         message_ttl=None if message_ttl is None else int(message_ttl),
@@ -445,25 +430,31 @@ def _exchange_link(
 
 
 def _queue_link(
-    queue: QueuePut, upstream: str, policy: str, value: dict[str, Any], is_virtual: bool = False
+    queue: QueuePut, source: Source, value: dict[str, Any], is_virtual: bool = False
 ) -> QueueLink:
-    uris = value["uri"]
     return QueueLink(
         vhost=queue.vhost,
         queue=queue.name,
+        source=source,
+        upstream_queue=value.get("queue") or queue.name,
+        durable=queue.durable,
+        auto_delete=queue.auto_delete,
+        arguments=queue.arguments,
+        is_virtual=is_virtual,
+    )
+
+
+def _source(upstream: str, policy: str, value: dict[str, Any]) -> Source:
+    uris = value["uri"]
+    return Source(
         upstream=upstream,
         policy=policy,
         uris=uris if isinstance(uris, list) else [uris],
-        upstream_queue=value.get("queue") or queue.name,
         consumer_tag=value.get("consumer-tag") or _cut(f"federation-link-{upstream}"),
         prefetch=int(value.get("prefetch-count", PREFETCH)),
         reconnect_delay_s=float(value.get("reconnect-delay", RECONNECT_DELAY_S)),
         ack_mode=value.get("ack-mode", "on-confirm"),
         trust_user_id=value.get("trust-user-id", False),
-        durable=queue.durable,
-        auto_delete=queue.auto_delete,
-        arguments=queue.arguments,
-        is_virtual=is_virtual,
     )
 
 

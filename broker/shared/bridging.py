@@ -40,10 +40,10 @@ Bridge = Shovel | QueueLink | ExchangeLink
 def key_of(bridge: Bridge) -> Key:
     """Return what a bridge is known by, whatever changes of it."""
     if isinstance(bridge, ExchangeLink):
-        ends = bridge.exchange, bridge.upstream, bridge.upstream_exchange
+        ends = bridge.exchange, bridge.source.upstream, bridge.upstream_exchange
         return EXCHANGE_LINK, bridge.vhost, *ends
     if isinstance(bridge, QueueLink):
-        return QUEUE_LINK, bridge.vhost, bridge.queue, bridge.upstream, bridge.upstream_queue
+        return QUEUE_LINK, bridge.vhost, bridge.queue, bridge.source.upstream, bridge.upstream_queue
     return SHOVEL, bridge.vhost, bridge.name
 
 

@@ -19,7 +19,7 @@ from shardmq.bridges.process import Bridges
 from shardmq.bridges.upstream import Upstream
 from shardmq.broker.amqp.methods import Long, decode_table, encode_table
 from shardmq.broker.amqp.properties import encode_properties, read
-from shardmq.broker.model.federation import ExchangeLink
+from shardmq.broker.model.federation import ExchangeLink, Source
 from shardmq.broker.model.upstream_bindings import Binding, Place, at_upstream
 from shardmq.broker.shared.bridging import Bindings, Order, Run, line
 from tests.bridges.test_queue_link import ODD, array, headed
@@ -31,9 +31,9 @@ KEYS = ("a", "b", "c.*")
 
 def link(**more: Any) -> ExchangeLink:
     given = {"upstream": "u", "policy": "p", "consumer_tag": "t", "uris": ["amqp://h"]} | more
-    return ExchangeLink(
-        vhost="/", exchange="x", upstream_exchange="there", exchange_type="topic", **given
-    )
+    of_source = {name: given.pop(name) for name in Source.__struct_fields__ if name in given}
+    given = {"upstream_exchange": "there", "exchange_type": "topic"} | given
+    return ExchangeLink(vhost="/", exchange="x", source=Source(**of_source), **given)
 
 
 # -- headers ---------------------------------------------------------------------------------------
@@ -376,10 +376,7 @@ async def test_what_an_older_call_says_is_not_run_behind_what_a_newer_one_says(
 
 @pytest.mark.row("J12")
 async def test_an_exchange_is_not_federated_from_itself() -> None:
-    own = ExchangeLink(
-        vhost="/", exchange="x", upstream_exchange="x", exchange_type="topic", upstream="u",
-        policy="p", consumer_tag="t", uris=["amqp://"],
-    )  # fmt: skip
+    own = link(upstream_exchange="x", uris=["amqp://"])
     runner = ExchangeLinkRunner(Order(own, 1), "here", list, lambda: None)
     await runner.run()
     assert runner.state.error == "the upstream exchange is the federated exchange itself"
@@ -388,6 +385,6 @@ async def test_an_exchange_is_not_federated_from_itself() -> None:
 @pytest.mark.row("J12")
 async def test_a_link_with_a_twin_does_not_run_and_says_why() -> None:
     runner = ExchangeLinkRunner(Order(link(twin="v"), 1), "here", list, lambda: None)
-    assert runner._tries.is_hopeless
+    assert runner._common.tries.is_hopeless
     with pytest.raises(LinkFailed, match="'v' leads to the same exchange of the same broker"):
         await runner._run_once()

@@ -22,7 +22,7 @@ from shardmq.broker.model.changes import (
     QueuePut,
     VhostPut,
 )
-from shardmq.broker.model.federation import ExchangeLink
+from shardmq.broker.model.federation import ExchangeLink, Source
 from shardmq.broker.shared.bridging import Bindings
 
 HISTORIES = 100
@@ -56,7 +56,7 @@ class Process:
 def link(vhost: str, exchange: str) -> ExchangeLink:
     return ExchangeLink(
         vhost=vhost, exchange=exchange, upstream_exchange=exchange, exchange_type="topic",
-        upstream="u", policy="p", consumer_tag="t", uris=["amqp://h"],
+        source=Source(upstream="u", policy="p", consumer_tag="t", uris=["amqp://h"]),
     )  # fmt: skip
 
 

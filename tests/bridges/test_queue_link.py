@@ -26,7 +26,7 @@ from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.model import amqp_uri, shovels
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, QueuePut, ShardOf, VhostPut
-from shardmq.broker.model.federation import QueueLink
+from shardmq.broker.model.federation import QueueLink, Source
 from shardmq.broker.shared.bridging import Order, key_of
 from shardmq.shardd.wire.messages import ConsumerStats, QueueStats, Stats, StatsReply
 from tests.bridges import test_hostile_peers
@@ -38,8 +38,10 @@ FRAME_MAX = 4096
 
 
 def link(queue: str = "q", uri: str = "amqp://h", **more: Any) -> QueueLink:
-    given = {"upstream": "u", "policy": "p", "upstream_queue": "there", "consumer_tag": "t"} | more
-    return QueueLink(vhost="/", queue=queue, uris=[uri], **given)
+    given = {"upstream": "u", "policy": "p", "consumer_tag": "t", "uris": [uri]} | more
+    of_source = {name: given.pop(name) for name in Source.__struct_fields__ if name in given}
+    given.setdefault("upstream_queue", "there")
+    return QueueLink(vhost="/", queue=queue, source=Source(**of_source), **given)
 
 
 def edited(of: QueueLink, props: dict[str, Any], names: bytes) -> Any:

@@ -110,9 +110,11 @@ def test_a_link_has_the_defaults_and_what_a_set_says_wins() -> None:
         QueuePut("/", "q", 1, 0, durable=False, arguments={"x-max-length": 5}),
     )
     [link] = federation.links(catalog)
-    assert (link.prefetch, link.ack_mode, link.reconnect_delay_s) == (3, "no-ack", 5.0)
-    assert (link.uris, link.upstream_queue, link.policy) == (["amqp://a"], "q", "p")
-    assert link.consumer_tag == "federation-link-u"
+    assert link.source == federation.Source(
+        upstream="u", policy="p", uris=["amqp://a"], consumer_tag="federation-link-u", prefetch=3,
+        reconnect_delay_s=5.0, ack_mode="no-ack",
+    )  # fmt: skip
+    assert link.upstream_queue == "q"
     assert (link.durable, link.auto_delete, link.arguments) == (False, False, {"x-max-length": 5})
     assert re.fullmatch("[0-9a-f]{8}", link.id)
 
@@ -171,8 +173,8 @@ def test_parameters_that_nothing_checked_make_no_link() -> None:
 
 def ends(link: federation.Link) -> tuple[str, str, str, str]:
     if isinstance(link, federation.QueueLink):
-        return "queue", link.queue, link.upstream, link.upstream_queue
-    return "exchange", link.exchange, link.upstream, link.upstream_exchange
+        return "queue", link.queue, link.source.upstream, link.upstream_queue
+    return "exchange", link.exchange, link.source.upstream, link.upstream_exchange
 
 
 @pytest.mark.row("J12")
@@ -195,10 +197,13 @@ def test_a_link_of_an_exchange_has_the_defaults_and_what_a_set_says_wins() -> No
     assert (other.max_hops, other.expires, other.message_ttl, other.cleans_up) == (
         1, None, None, True,
     )  # fmt: skip
-    assert (other.prefetch, other.ack_mode, other.queue_type) == (1000, "on-confirm", "classic")
-    assert other.keeps_queue_of(replace(other, prefetch=1, max_hops=5, policy="q"))
+    source = other.source
+    assert (source.prefetch, source.ack_mode, other.queue_type) == (1000, "on-confirm", "classic")
+    assert other.keeps_queue_of(
+        replace(other, max_hops=5, source=replace(source, prefetch=1, policy="q"))
+    )
     for more in (
-        {"uris": ["amqp://b"]}, {"uris": ["amqp://u:p@h/v"]}, {"uris": ["amqp://u:p@h:1"]},
+        *({"source": replace(source, uris=[f"amqp://{each}"])} for each in ("b", "h/v", "h:1")),
         {"expires": 1}, {"upstream_exchange": "f"}, {"twin": "u"}, {"vhost": "v"},
     ):  # fmt: skip
         assert not replace(other, **more).keeps_queue_of(other), more
@@ -222,8 +227,12 @@ def test_a_link_keeps_its_queue_while_one_uri_leads_to_the_same_place(uris: list
     )
     [link] = federation.links(catalog)
     assert isinstance(link, ExchangeLink)
-    for before, after in ((link.uris, uris), (uris, link.uris), (link.uris, link.uris[::-1])):
-        assert replace(link, uris=after).keeps_queue_of(replace(link, uris=before))
+    here = link.source.uris
+    for before, after in ((here, uris), (uris, here), (here, here[::-1])):
+        one, other = (
+            replace(link, source=replace(link.source, uris=each)) for each in (before, after)
+        )
+        assert other.keeps_queue_of(one)
 
 
 @pytest.mark.row("J12")
@@ -238,7 +247,7 @@ def test_of_two_links_with_the_same_ends_the_second_one_has_the_first_as_its_twi
         )
         found = federation.links(catalog)
         assert len(found) == 2 * len(uris)
-        return {each.upstream: each.twin for each in found if isinstance(each, ExchangeLink)}
+        return {each.source.upstream: each.twin for each in found if isinstance(each, ExchangeLink)}
 
     assert twins(a="amqp://h", b="amqp://i") == {"a": "", "b": ""}
     assert twins(a="amqp://h", b="amqp://h/v", c="amqp://h:1") == {"a": "", "b": "", "c": ""}
@@ -347,6 +356,6 @@ def test_links_of_any_catalog_are_those_of_a_slow_model(pytestconfig: pytest.Con
                     uri = element.get("uri", upstreams[vhost, name])
                     expected.add((vhost, kind, thing, name, of_upstream, uri))
         found = federation.links(catalog_of(*changes))
-        seen = {(x.vhost, *ends(x), x.uris[0]) for x in found}
+        seen = {(x.vhost, *ends(x), x.source.uris[0]) for x in found}
         assert seen == expected and len(found) == len(expected), history
         assert len({link.id for link in found}) == len(found)

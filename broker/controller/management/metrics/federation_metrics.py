@@ -32,6 +32,6 @@ def metrics(context: Context) -> Iterator[Metric]:
     )
     for link, state in links[:SHOWN_MAX]:
         named = ends(link)
-        labels = [link.vhost, link.upstream, *(named.get(end, "") for end in _ENDS)]
+        labels = [link.vhost, link.source.upstream, *(named.get(end, "") for end in _ENDS)]
         moved.add_metric(labels, state.moved)
     yield moved
