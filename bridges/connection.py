@@ -304,9 +304,9 @@ class Connection(asyncio.BufferedProtocol):
         return kind, channel, data[at + _HEAD.size : end], end + 1
 
     def _is_left(self, kind: int, data: bytes, at: int) -> bool:
-        """Return whether a whole frame is one that `batches` will take later."""
+        """Return whether a whole frame is one that `batches` takes later, or not any more."""
         is_delivery = kind == METHOD_FRAME and data.startswith(_DELIVER, at + _HEAD.size)
-        return is_delivery and self.keeps_deliveries
+        return (is_delivery or kind == HEADER_FRAME) and self.keeps_deliveries
 
     def _receive(self, kind: int, channel: int, payload: bytes) -> None:
         if kind == HEARTBEAT_FRAME or (self._is_ending and channel):

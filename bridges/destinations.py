@@ -214,7 +214,10 @@ class HttpDestination:
             if kind == _HEADER:
                 self._body_bytes = int.from_bytes(payload[4:12], "big")
                 if self._body_bytes > BODY_BYTES_MAX:
-                    raise LinkFailed(f"a body of {self._body_bytes} bytes is too large for HTTP")
+                    raise LinkFailed(
+                        f"message {self._number} has {self._body_bytes} bytes, and an HTTP server "
+                        f"gets {BODY_BYTES_MAX} at most"
+                    )
                 self._headers = http_headers(payload[12:], self._shovel.name)
             else:
                 self._body += payload

@@ -185,10 +185,20 @@ class Pump:
             self._settle()
         elif frames and not self._mode.confirms and not self._mode.is_http:
             self._settle()
-        if 0 <= self._limit <= relay.published and not self._is_stopped:
+        if (0 <= self._limit <= relay.published or relay.unfit) and not self._is_stopped:
             self._is_stopped = True
             self._pause()
+        self._end_if_unfit()
         return at
+
+    def _end_if_unfit(self) -> None:
+        """End at a message that cannot be moved, when all before it are settled.
+
+        It is the first one of the next try then, and those before it come once.
+        """
+        relay = self._relay
+        if relay is not None and relay.unfit and relay.passed <= self._settled:
+            self.end(LinkFailed(relay.unfit))
 
     def _settle(self) -> None:
         """Acknowledge what the destination has, and give back what it has refused."""
@@ -217,6 +227,7 @@ class Pump:
             self.end(None)
         elif refused and self._resting is None:
             self._rest()
+        self._end_if_unfit()
 
     def _rest(self) -> None:
         """Stop reading the source for a while, because the destination has refused something.

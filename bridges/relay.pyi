@@ -7,6 +7,7 @@ class Relay:
     published: int
     dropped: int
     body_bytes: int
+    unfit: str
     @property
     def passed(self) -> int: ...
     @property

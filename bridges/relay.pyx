@@ -77,6 +77,9 @@ cdef class Relay:
     cdef readonly uint64_t published # messages that were published to their end
     cdef readonly uint64_t dropped   # messages that were dropped, to their end
     cdef readonly uint64_t body_bytes
+    cdef readonly str unfit          # why no more is taken: a message that fits into no frame
+    cdef uint8_t last_key[255]       # the routing key of the last delivery, kept if it is edited
+    cdef uint8_t last_key_len
 
     def __init__(
         self, exchange, key, bint mandatory, edit, uint32_t frame_bytes_max, long long limit=-1,
@@ -93,6 +96,7 @@ cdef class Relay:
         self.frame_max = frame_bytes_max
         self.limit = <uint64_t>limit if limit >= 0 else 0xffffffffffffffff
         self.expected = A_METHOD
+        self.unfit = ""
 
     @property
     def is_between(self):
@@ -114,7 +118,8 @@ cdef class Relay:
         """Take frames from `at` on; return (position behind the last taken one, bytes to publish).
 
         It stops at a frame that is not whole, at a method that is no delivery, and at the limit.
-        Raises Fault.
+        It stops for good at the header of a message whose edited properties do not fit into a
+        frame: `unfit` says so. Raises Fault.
         """
         cdef size_t end = data.shape[0]
         cdef const uint8_t *base = &data[0] if end else NULL
@@ -134,6 +139,8 @@ cdef class Relay:
             key, key_len = <const uint8_t *><char *>self.key, len(self.key)
         if at > end:
             raise ValueError("outside of the buffer")
+        if self.unfit:
+            return at, b""
         extra = GROWTH + exchange_len + key_len
         # A delivery has a method frame of at least 24 bytes and a header frame of at least 22.
         room = (end - at) + <uint64_t>extra * ((end - at) // 24 + 1)
@@ -193,6 +200,11 @@ cdef class Relay:
                 else:
                     edited = self.edited(p + FRAME_HEAD + 12, size - 12)
                     self.is_dropping = self.may_drop and edited is None
+                    if edited is not None and len(edited) > <ssize_t>(
+                        self.frame_max - FRAME_OVERHEAD - 12
+                    ):
+                        self.unfit = self.too_large(len(edited))
+                        break
                 if self.may_drop:
                     if not self.is_dropping:
                         memcpy(q, <char *>self.method, len(self.method))
@@ -209,8 +221,6 @@ cdef class Relay:
                 ):
                     memcpy(q, p, size + FRAME_OVERHEAD)
                     q += size + FRAME_OVERHEAD
-                elif <uint64_t>len(edited) + 12 > self.frame_max - FRAME_OVERHEAD:
-                    raise Fault("the properties of a message do not fit into a frame")
                 else:
                     # What is edited may be of any size: it goes into a piece of its own.
                     parts.append(PyBytes_FromStringAndSize(<char *>out, q - out))
@@ -263,6 +273,9 @@ cdef class Relay:
             return NULL
         if not own_key:
             key, key_len = p + at, n
+        if self.edit is not None:
+            memcpy(self.last_key, p + at, n)
+            self.last_key_len = <uint8_t>n
         self.begun += 1
         q[0] = METHOD_FRAME
         q = put16(q + 1, CHANNEL)
@@ -277,6 +290,15 @@ cdef class Relay:
         q[0] = self.bits
         q[1] = FRAME_END
         return q + 2
+
+    cdef str too_large(self, size_t props):
+        """Return which message has properties of so many bytes, and how many may be."""
+        key = PyBytes_FromStringAndSize(<const char *>self.last_key, self.last_key_len)
+        return (
+            f"message {self.begun} with the routing key '{key.decode('utf-8', 'replace')}' and "
+            f"{self.body_left} bytes does not fit: with what is added, its properties have "
+            f"{props} bytes, and a frame has room for {self.frame_max - FRAME_OVERHEAD - 12}"
+        )
 
     cdef void end_message(self):
         if self.is_dropping:

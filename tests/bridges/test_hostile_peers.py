@@ -119,11 +119,11 @@ NEVER = (99, 99)
 LARGE_FRAME = struct.pack(">BHI", 3, 1, 100 << 20) + b"x" * 100
 
 
-def delivery(tag: int) -> bytes:
+def delivery(tag: int, props: bytes = b"\0\0") -> bytes:
     names = short(b"shovel") + struct.pack(">QB", tag, 0) + b"\0\0"
     return (
         frame(1, 1, struct.pack(">HH", 60, 60) + names)
-        + frame(2, 1, struct.pack(">HHQ", 60, 0, 1) + b"\0\0")
+        + frame(2, 1, struct.pack(">HHQ", 60, 0, 1) + props)
         + frame(3, 1, b"a")
     )
 
@@ -456,3 +456,26 @@ async def test_what_a_destination_refuses_goes_back_into_the_source_and_ends_not
     state = runner.state
     assert (state.moved, state.refused, state.failures) == (2 - refused, refused, 0)
     assert state.is_done
+
+
+@pytest.mark.row("J8")
+async def test_a_message_that_fits_into_no_frame_is_the_reason_once_those_before_it_are_moved(
+    peers: Callable[..., Awaitable[Peer]],
+) -> None:
+    headers = short(b"h") + b"S" + struct.pack(">I", 131_000) + bytes(131_000)
+    large = b"\x20\0" + struct.pack(">I", len(headers)) + headers
+    source = await peers((60, 20), b"", more=delivery(1) + delivery(2, large) + delivery(3))
+    destination = await peers((60, 40), frame(1, 1, encode_method(ACK(1))))
+    value = {
+        "src-uri": f"amqp://127.0.0.1:{source.port}", "src-queue": "a", "reconnect-delay": 0,
+        "dest-uri": f"amqp://127.0.0.1:{destination.port}", "dest-queue": "b",
+        "dest-add-forward-headers": True,
+    }  # fmt: skip
+    runner = ShovelRunner(Order(shovels.read("/", "s", value), 1), "c", list, lambda: None)
+    await asyncio.wait_for(runner.run(), 30)
+    await asyncio.wait_for(source.ended.wait(), 30)
+    assert runner.state.error.startswith("message 2 with the routing key '' and 1 bytes does not")
+    assert runner.state.error.endswith(f"a frame has room for {131_072 - 20}")
+    assert runner.state.moved == 1
+    answers = [each for each in source.heard if isinstance(each, ACK | NACK)]
+    assert [(type(each), each.delivery_tag) for each in answers] == [(ACK, 1)]

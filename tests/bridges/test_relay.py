@@ -113,6 +113,42 @@ def test_what_a_broker_would_not_send_is_a_fault(data: bytes) -> None:
         Relay(None, None, False, None, FRAME_MAX).feed(data, 0)
 
 
+@pytest.mark.row("J8")
+@pytest.mark.parametrize("cut", [1, 7, 100_000])
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_message_that_fits_into_no_frame_is_named_and_those_before_it_are_published(
+    room: int, cut: int
+) -> None:
+    """With `room` the edited properties of the second message are as large as a frame allows."""
+    most = FRAME_MAX - 8 - 12
+    large = b"\x20\0" + struct.pack(">I", most - 6 + 1 - room) + bytes(most - 6 + 1 - room)
+    relay = Relay(
+        None, b"q", False, lambda props: large if props == b"\x10\0\2" else props, FRAME_MAX
+    )
+    before = delivery(1, b"e", b"k", b"\0\0", b"abc", 9)
+    data = before + delivery(2, b"e", "schlüssel".encode(), b"\x10\0\2", b"abcde", 9)
+    data += delivery(3, b"e", b"k", b"\0\0", b"", 9)
+    unread, out = b"", b""
+    for start in range(0, len(data), cut):
+        unread += data[start : start + cut]
+        at, made = relay.feed(unread, 0)
+        out, unread = out + made, unread[at:]
+    expected = reference.relayed(before, None, b"q", False, None)[1]
+    if room:
+        assert (relay.unfit, relay.published, unread) == ("", 3, b"")
+        assert out.startswith(expected) and large in out
+        return
+    assert relay.unfit == (
+        "message 2 with the routing key 'schlüssel' and 5 bytes does not fit: with what is added, "
+        f"its properties have {most + 1} bytes, and a frame has room for {most}"
+    )
+    assert (relay.begun, relay.published) == (2, 1)
+    # The method of the second publish may be there. Its content never comes.
+    method = frame(1, 1, struct.pack(">HHH", 60, 40, 0) + short(b"e") + short(b"q") + b"\0")
+    assert out == expected + method
+    assert unread.startswith(frame(2, 1, struct.pack(">HHQ", 60, 0, 5) + b"\x10\0\2"))
+
+
 def test_no_bytes_are_read_or_written_outside(pytestconfig: pytest.Config) -> None:
     for history in range(4 * HISTORIES):
         chance = random.Random(pytestconfig.option.seed + history)
