@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from shardmq.broker.model.catalog import Catalog
@@ -22,7 +23,7 @@ from shardmq.broker.model.changes import (
     QueueDelete,
 )
 from shardmq.broker.model.federation import ExchangeLink, Link
-from shardmq.broker.model.upstream_bindings import wanted
+from shardmq.broker.model.upstream_bindings import Binding, Wanted
 from shardmq.broker.shared.bridging import Bindings, line
 
 # Changes that may change the bindings of an exchange.
@@ -30,6 +31,8 @@ _CHANGES: Final = frozenset((BindingPut, BindingDelete, QueueDelete, ExchangeDel
 # To read the bindings takes at most one part in so many of a processor while they change.
 REST_SHARE: Final = 20
 REST_S_MAX: Final = 10.0
+# So many bindings are read before others have the processor.
+AT_A_TIME: Final = 500
 
 Place = tuple[str, str]  # of an exchange: vhost and name
 
@@ -71,24 +74,43 @@ class FederatedBindings:
             told = {place: digest for place, digest in told.items() if place in self._federated}
             rebound, self._rebound = self._rebound, set()
             for place in rebound & self._federated:
-                began = time.monotonic()
-                text = self._line(place)
+                text, steps = b"", self._steps(place)
+                while not text:
+                    began = time.monotonic()
+                    text = next(steps)
+                    took_s += time.monotonic() - began
+                    await asyncio.sleep(0)
+                if place not in self._federated:
+                    continue
                 digest = hashlib.sha256(text).digest()
-                took_s += time.monotonic() - began
                 if told.get(place) != digest or place in self._forgotten:
                     self._forgotten.discard(place)
                     told[place] = digest
                     writer.write(text)
                     with suppress(OSError):  # the loop ends then
                         await writer.drain()
-                await asyncio.sleep(0)
             await asyncio.sleep(min(REST_SHARE * took_s, REST_S_MAX))
 
-    def _line(self, place: Place) -> bytes:
+    def _steps(self, place: Place) -> Iterator[bytes]:
+        """Yield b"" after each `AT_A_TIME` bindings of an exchange, and then the line for all.
+
+        The line says the bindings as they were at the first step. Each change of them since then
+        has them read once more.
+        """
         vhost, exchange = place
         found = self._catalog.vhosts.get(vhost)
-        bindings = wanted(found.bindings_from(exchange)) if found is not None else []
-        return line(Bindings(vhost, exchange, bindings))
+        puts = iter([] if found is None else list(found.bindings_from(exchange)))
+        read = Wanted()
+        while part := list(islice(puts, AT_A_TIME)):
+            if not read.add(part):
+                yield line(Bindings(vhost, exchange, None))
+                return
+            yield b""
+        wanted, in_order = list[Binding](), read.in_order()
+        while some := list(islice(in_order, AT_A_TIME)):
+            wanted += some
+            yield b""
+        yield line(Bindings(vhost, exchange, wanted))
 
     def _rebind(self, places: Iterable[Place]) -> None:
         """See to it that the process is told the bindings of these exchanges again."""

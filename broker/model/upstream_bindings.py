@@ -20,6 +20,7 @@ broker that it has been to. The names and rules are those of RabbitMQ's federati
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -57,22 +58,40 @@ class Place(NamedTuple):
     suffix: str
 
 
-def wanted(bindings: Iterable[BindingPut]) -> list[Binding] | None:
-    """Return each pair of key and arguments once, in order; None if there are too many of them."""
-    found: set[Binding] = set()
-    size = 0
-    for put in bindings:
-        try:
-            arguments = encode_table(dict(sorted(put.arguments.items())))
-        except (ValueError, struct.error):
-            continue  # AMQP cannot write them, so no broker could have such a binding from here
-        binding = Binding(put.routing_key, arguments)
-        if binding not in found:
-            found.add(binding)
-            size += len(binding.key) + len(arguments)
-            if len(found) > BINDINGS_MAX or size > BYTES_MAX:
-                return None
-    return sorted(found, key=lambda binding: (binding.key, binding.arguments))
+class Wanted:
+    """Each pair of a key and arguments that bindings of one exchange have, once.
+
+    There may be `BINDINGS_MAX` of them and more, so they are added and taken in small parts.
+    """
+
+    def __init__(self) -> None:
+        self._found: set[Binding] = set()
+        self._runs: list[list[Binding]] = []  # each in order
+        self._bytes = 0
+
+    def add(self, bindings: Iterable[BindingPut]) -> bool:
+        """Add bindings; return False if there are too many of them, or if they are too large."""
+        run = []
+        for put in bindings:
+            try:
+                arguments = encode_table(dict(sorted(put.arguments.items())))
+            except (ValueError, struct.error):
+                continue  # AMQP cannot write them, so no broker could have such a binding from here
+            binding = Binding(put.routing_key, arguments)
+            if binding not in self._found:
+                self._found.add(binding)
+                self._bytes += len(binding.key) + len(arguments)
+                run.append(binding)
+        self._runs.append(sorted(run, key=_order))
+        return len(self._found) <= BINDINGS_MAX and self._bytes <= BYTES_MAX
+
+    def in_order(self) -> Iterator[Binding]:
+        """Yield all in the order of their keys and arguments."""
+        return heapq.merge(*self._runs, key=_order)
+
+
+def _order(binding: Binding) -> tuple[str, bytes]:
+    return binding.key, binding.arguments
 
 
 def at_upstream(

@@ -65,6 +65,7 @@ async def test_any_history_is_told_and_nothing_twice(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(federated_bindings, "REST_SHARE", 0)
+    monkeypatch.setattr(federated_bindings, "AT_A_TIME", 1)
     for history in range(HISTORIES):
         chance = random.Random(pytestconfig.option.seed + history)
         catalog = Catalog()
@@ -110,7 +111,7 @@ async def test_any_history_is_told_and_nothing_twice(
                 bindings.changed(changes, set(map(type, changes)))
                 for _ in range(20 if chance.random() < 0.5 else 0):
                     await asyncio.sleep(0)
-            for _ in range(50):
+            for _ in range(200):
                 await asyncio.sleep(0)
             assert process.known == {
                 (each.vhost, each.exchange): sorted(
@@ -123,3 +124,25 @@ async def test_any_history_is_told_and_nothing_twice(
             }, history
         finally:
             telling.cancel()
+
+
+@pytest.mark.row("J12")
+async def test_others_have_the_processor_while_many_bindings_are_read() -> None:
+    catalog, parts = Catalog(), 10
+    for change in (VhostPut("/"), ExchangePut("/", "x", "topic"), QueuePut("/", "q", 1, 0)):
+        catalog.apply(change)
+    keys = [f"{number:05}" for number in range(parts * federated_bindings.AT_A_TIME)]
+    for key in reversed(keys):
+        catalog.apply(BindingPut("/", "x", "queue", "q", key))
+    bindings, process = FederatedBindings(catalog), Process()
+    bindings.federate([link("/", "x")])
+    telling = asyncio.create_task(bindings.tell(cast(Any, process)))
+    try:
+        turns = 0
+        while not process.told:
+            turns += 1
+            await asyncio.sleep(0)
+    finally:
+        telling.cancel()
+    assert process.known == {("/", "x"): keys}
+    assert turns > 2 * parts

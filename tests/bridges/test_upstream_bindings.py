@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from shardmq.broker.model.changes import (
     QueuePut,
     VhostPut,
 )
-from shardmq.broker.model.upstream_bindings import Binding, Place, at_upstream, wanted
+from shardmq.broker.model.upstream_bindings import Binding, Place, Wanted, at_upstream
 
 HISTORIES = 200
 HERE = Place("here", "v", "x", "B")
@@ -159,6 +161,17 @@ def test_any_history_of_bindings_is_at_the_upstream_what_rabbitmq_would_have_bou
             for each in model.bound:
                 assert each in shown, (history, step)
             assert len(shown) == len(model.bound), (history, step)
+
+
+def wanted(puts: Iterable[BindingPut]) -> list[Binding] | None:
+    """Return what is wanted, read in parts of three; None if there are too many."""
+    found, left = Wanted(), iter(puts)
+    while part := list(islice(left, 3)):
+        if not found.add(part):
+            return None
+    made = list(found.in_order())
+    assert made == sorted(set(made), key=lambda each: (each.key, each.arguments))
+    return made
 
 
 @pytest.mark.row("J12")
