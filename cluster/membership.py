@@ -269,7 +269,7 @@ class Claims:
         """Return the place with the origin of the cluster, and the condition that it stays so."""
         key = restored_key(self._keys)
         if place.origin is not None:
-            await self._create(key, value=msgspec.json.encode(place.origin))
+            await self._create(key, msgspec.json.encode(place.origin))
         while (noted := await self._noted()) is not None:
             stays = Compare(key, mod_revision=noted.mod_revision)
             older = await self._older_member(noted)
@@ -360,7 +360,7 @@ class Claims:
         # A file of an older release may list shards that the node got from a forgotten one.
         inherited = {shard for shard, claim in owners.items() if claim.leader == place.number} - own
         for shard in sorted((set(place.shards) | brought) - own - inherited):
-            if shard in owners or not await self._create_shard(shard, place.number):
+            if shard in owners or not await self._create_shard(shard, place):
                 raise NoPlace(f"shard {shard} belongs to another node of the cluster")
             own.add(shard)
         forgotten = await self._all_forgotten()
@@ -372,7 +372,7 @@ class Claims:
             if len(own) >= count:
                 break
             is_free = shard not in owners and shard not in own
-            if is_free and await self._create_shard(shard, place.number):
+            if is_free and await self._create_shard(shard, place):
                 own.add(shard)
         if len(own) < count:
             to_come = kept - owners.keys() - own
@@ -516,14 +516,22 @@ class Claims:
     async def _range(self, prefix: str) -> tuple[Pair, ...]:
         return (await self._etcd.range(prefix)).pairs
 
-    async def _create_shard(self, shard: int, node: int) -> bool:
-        record = Copies(FIRST_HOME, node, in_sync=[node], members=[node])
-        return await self._create(self._keys.shard(shard), value=encoded(record))
+    async def _create_shard(self, shard: int, place: Place) -> bool:
+        """Make a node the home of a new shard; return False if the shard is there.
 
-    async def _create(self, key: str, *others: str, value: bytes) -> bool:
-        """Create a pair; return False if its key, or one of the others, is there."""
-        absent = [Compare(each, create_revision=0) for each in (key, *others)]
-        return (await self._etcd.transact(absent, [Put(key, value)])).succeeded
+        Raises NoPlace if the node was forgotten meanwhile: a claim of it would stay for good.
+        """
+        key, gone = self._keys.shard(shard), forgotten_key(self._keys, place.number)
+        record = Copies(FIRST_HOME, place.number, in_sync=[place.number], members=[place.number])
+        absent = [Compare(each, create_revision=0) for each in (key, gone)]
+        outcome = await self._etcd.transact(absent, [Put(key, encoded(record))], [Get(gone)])
+        if not outcome.succeeded and outcome.pairs[0] is not None:
+            raise NoPlace(was_forgotten(place.node))
+        return outcome.succeeded
+
+    async def _create(self, key: str, value: bytes) -> None:
+        """Create a pair, unless its key is there."""
+        await self._etcd.transact([Compare(key, create_revision=0)], [Put(key, value)])
 
 
 def _of_origin(place: Place, there: Origin) -> Place:

@@ -412,6 +412,25 @@ async def test_a_shard_of_a_forgotten_node_in_the_file_is_none_that_was_made_her
         await Claims(store, "tea").shards(msgspec.structs.replace(place, shards=[1, 2]), 1, ())
 
 
+@pytest.mark.parametrize("created", [0, 1])
+async def test_a_node_that_was_just_forgotten_makes_no_shard(created: int) -> None:
+    """It is forgotten when it has made `created` shards of two."""
+    store = Memory()
+    claims = Claims(store, "tea")
+    place = await claims.number(new_place("tea", "a"))
+
+    async def forget_before_the_next() -> None:
+        store.before = lambda: Claims(store, "tea").forget(place.number, range(created))
+
+    await forget_before_the_next()
+    if created:
+        store.before = forget_before_the_next
+    with pytest.raises(NoPlace, match="the node 'a' was forgotten"):
+        await claims.shards(place, 2, ())
+    assert not [key for key in store.pairs if key.startswith(KEYS.shards)]
+    assert await claims.shards(await claims.number(new_place("tea", "b")), 2, ())
+
+
 @pytest.mark.parametrize("sets", [[], [ShardSet(1, Replicas(2))]])
 async def test_a_node_that_was_just_forgotten_changes_no_set_of_shards_with_other_homes(
     sets: list[ShardSet],
