@@ -86,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_own = False  # the peer is a broker like this one
         self.capabilities: frozenset[str] = frozenset()  # of the peer
         self.cluster_name: str | None = None  # of the peer, if it tells one
+        self.listed_as = ""  # the name of the connection in listings of the peer, if it tells one
         self.blocked = ""  # the reason for which the peer takes no publishes
         self.batches: Batches | None = None
         self.keeps_deliveries = False  # `batches` takes those that come before it is asked
@@ -141,7 +142,8 @@ class Connection(asyncio.BufferedProtocol):
         )
         self.frame_bytes_max = most
         opening = _frame(0, unchecked(commands.Connection.Open, virtual_host=self.uri.vhost))
-        await self._wait_for(commands.Connection.OpenOk, opening)
+        opened = await self._wait_for(commands.Connection.OpenOk, opening)
+        self.listed_as = opened.known_hosts or "" if self.uri.is_here else ""
         await self.open_channel()
         self._heartbeat_s = float(heartbeat)
         if heartbeat:

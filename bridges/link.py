@@ -81,6 +81,7 @@ class LinkTries:
             raise LinkFailed(f"the upstream {kind} is the federated {kind} itself")
         here = await self.tries.open_any("dest", [f"amqp:///{quote(self._vhost, safe='')}"])
         self._opened.append(here)
+        self.state.local_connection = here.listed_as
         destination = AmqpDestination(here)
         if self._source.ack_mode == "on-confirm":
             await destination.confirm()
@@ -123,7 +124,7 @@ class LinkTries:
 
     def close(self) -> None:
         """End all connections of this try."""
-        self._pump, self.state.pulls = None, False
+        self._pump, self.state.pulls, self.state.local_connection = None, False, ""
         opened, self._opened = self._opened, []
         for each in reversed(opened):
             each.close()

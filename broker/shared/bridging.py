@@ -96,6 +96,7 @@ class BridgeState(msgspec.Struct, kw_only=True):
     pending: messages taken from the source and not yet settled there.
     is_done: it has moved what `src-delete-after` asks for, and its parameter is to be deleted.
     pulls: of a link of queues, it has a consumer at the upstream.
+    local_connection: of a link, the name of its connection to this broker in listings.
     """
 
     key: Key
@@ -116,6 +117,7 @@ class BridgeState(msgspec.Struct, kw_only=True):
     blocked: str = ""
     is_done: bool = False
     pulls: bool = False
+    local_connection: str = ""
 
 
 class Told(msgspec.Struct, frozen=True):

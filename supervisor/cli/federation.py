@@ -15,8 +15,9 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the link: federatio
 OnlyDown = Annotated[bool, typer.Option("--only-down", help="List links that do not run.")]
 
 COLUMNS = [
-    "vhost", "id", "type", "queue", "exchange", "upstream", "upstream_queue", "upstream_exchange",
-    "uri", "status", "is_pulling", "message_count", "error",
+    "node", "vhost", "id", "type", "queue", "exchange", "upstream", "upstream_queue",
+    "upstream_exchange", "uri", "status", "local_connection", "is_pulling", "message_count",
+    "error",
 ]  # fmt: skip
 
 

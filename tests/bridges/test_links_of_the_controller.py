@@ -275,7 +275,7 @@ async def test_links_are_looked_for_after_changes_that_matter_and_no_others(
 
 
 @pytest.mark.row("J11")
-async def test_a_link_that_runs_shows_why_the_broker_takes_no_messages() -> None:
+async def test_a_link_that_runs_shows_its_connection_and_why_the_broker_takes_nothing() -> None:
     catalog = Catalog()
     federated(catalog, "v", "u")
     catalog.apply(QueuePut("v", "q", 1, 0))
@@ -284,10 +284,13 @@ async def test_a_link_that_runs_shows_why_the_broker_takes_no_messages() -> None
     key = key_of(order.bridge)
     shown = []
     for word in (RUNNING, STARTING):
-        bridges._states[key] = BridgeState(key=key, life=0, state=word, blocked="low on disk")
+        bridges._states[key] = BridgeState(
+            key=key, life=0, state=word, blocked="low on disk", local_connection="<door.1>"
+        )
         [(link, state)] = bridges.links()
-        shown.append(row(link, state, "node")["blocked"])
-    assert shown == ["low on disk", ""]
+        found = row(link, state, "node")
+        shown.append((found["blocked"], found.get("local_connection")))
+    assert shown == [("low on disk", "<door.1>"), ("", None)]
 
 
 async def test_upstreams_with_faults_are_named_when_the_controller_starts(

@@ -36,6 +36,7 @@ from shardmq.broker.amqp import (
     copies_by_channel,
     things_in,
 )
+from shardmq.broker.amqp.methods import unchecked
 from shardmq.broker.front_door import login
 from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
 from shardmq.broker.front_door.connection.channel_methods import HANDLERS
@@ -432,7 +433,10 @@ class ClientConnection:
                 )
                 self.socket.frame_bytes_max = session.frame_bytes_max
                 self.socket.go_short_way(inlet)
-            self.send(0, CONNECTION_OPEN_OK)
+            opened = CONNECTION_OPEN_OK
+            if session.is_direct:  # a bridge hears what listings call it, in a reserved field
+                opened = unchecked(commands.Connection.OpenOk, known_hosts=session.name)
+            self.send(0, opened)
 
     async def _wait_for(self, handshake: Coroutine[None, None, Greeted]) -> None:
         try:

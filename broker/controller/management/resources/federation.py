@@ -38,6 +38,7 @@ def ends(link: Link) -> dict[str, str]:
 
 def row(link: Link, state: BridgeState, node: str) -> dict[str, Any]:
     """Return RabbitMQ's fields of a link, and our own. No field has a secret."""
+    runs = state.state == RUNNING
     return {
         "node": node,
         "vhost": link.vhost,
@@ -56,8 +57,9 @@ def row(link: Link, state: BridgeState, node: str) -> dict[str, Any]:
         "pending": state.pending,
         "failures": state.failures,
         "retry_in_s": state.retry_in_s,
-        "is_pulling": state.pulls and state.state == RUNNING,
-        "blocked": state.blocked if state.state == RUNNING else "",
+        "is_pulling": state.pulls and runs,
+        "blocked": state.blocked if runs else "",
+        **({"local_connection": state.local_connection} if runs else {}),
     }
 
 

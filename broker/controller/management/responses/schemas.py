@@ -136,7 +136,9 @@ MORE: Final[dict[str, str]] = {
         "dest_queue:str dest_exchange:str dest_exchange_key:str dest_address:str "
         "blocked_status:str reason:str"
     ),
-    "FederationLink": "queue:str upstream_queue:str exchange:str upstream_exchange:str",
+    "FederationLink": (
+        "queue:str upstream_queue:str exchange:str upstream_exchange:str local_connection:str"
+    ),
     "Vhost": "recv_oct_details:map send_oct_details:map replicas:int min_in_sync:int",
     "Node": "disk_free:int disk_free_limit:int",
     "Load": (
