@@ -94,7 +94,11 @@ def publish(broker: RealBroker, exchange: str, bodies: list[bytes]) -> None:
 def test_links_move_with_their_node_and_lose_nothing(
     cluster: RealCluster, upstream: RealBroker
 ) -> None:
-    """A queue, an exchange and a virtual queue, whose messages move when the node dies."""
+    """Of a queue, an exchange and a virtual queue, some messages have come when the node dies.
+
+    Half of those of the exchange are published while no link runs. What is on its way at a death is
+    the subject of `tests/bridges/test_kills.py`.
+    """
     for broker, name in ((upstream, "up"), (cluster.nodes[0], "down")):
         call(broker, "PUT", "cluster-name", {"name": name})
     lost = cluster.leader()
