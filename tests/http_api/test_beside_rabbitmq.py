@@ -14,6 +14,7 @@ import pytest
 
 from shardmq.broker.controller.management.metrics.churn import churn_rates
 from shardmq.broker.controller.management.resources.processes import own_node
+from shardmq.broker.model.catalog import PREDECLARED
 from tests.http_api.conftest import CONNECTION, Api
 from tests.http_api.test_api import make
 
@@ -145,6 +146,17 @@ async def test_the_keys_of_rabbitmq_are_there(api: Api, what: str) -> None:
     for row in found:
         assert set(SHOWN[what].split()) - absent <= row.keys()
         assert absent.isdisjoint(row.keys())  # else it is there, and no more to be excused
+
+
+async def test_nobody_is_named_as_the_user_who_declared_an_exchange(api: Api) -> None:
+    """The catalog does not store who declared what, and the broker itself did not declare it."""
+    await make(api)
+    listed = await api.get("/api/exchanges")
+    found = {row["name"]: row["user_who_performed_action"] for row in listed}
+    assert found.pop("e") == "unknown"
+    assert found.keys() == PREDECLARED.keys() and {*found.values()} == {"rmq-internal"}
+    one = await api.get("/api/exchanges/%2F/e")
+    assert one["user_who_performed_action"] == "unknown"
 
 
 async def test_totals_of_queues_come_without_other_numbers(api: Api) -> None:

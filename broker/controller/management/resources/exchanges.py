@@ -22,10 +22,14 @@ from shardmq.broker.controller.management.metrics.message_stats import exchange_
 from shardmq.broker.controller.management.metrics.past import EXCHANGE
 from shardmq.broker.controller.management.metrics.samples import add_client_samples
 from shardmq.broker.controller.management.responses.listing import Listing
-from shardmq.broker.model.catalog import Vhost
+from shardmq.broker.model.catalog import PREDECLARED, Vhost
 from shardmq.broker.model.changes import ExchangePut
 from shardmq.broker.model.permissions import DEFAULT_EXCHANGE_RIGHTS_NAME
 from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove
+
+# RabbitMQ's words for users: of its own exchanges, and of those whose user it has not stored. The
+# catalog stores no users of exchanges.
+INTERNAL_USER, UNKNOWN_USER = "rmq-internal", "unknown"
 
 
 class ExchangeBody(msgspec.Struct):
@@ -50,7 +54,9 @@ def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
         "internal": exchange.internal,
         "arguments": exchange.arguments,
         "policy": vhost.policies_of(exchange).policy,
-        "user_who_performed_action": "rmq-internal",
+        "user_who_performed_action": (
+            INTERNAL_USER if exchange.name in PREDECLARED else UNKNOWN_USER
+        ),
     }
     if queues := vhost.shard_queues(exchange.name):
         shown["shard_queues"] = list(queues)
