@@ -159,6 +159,20 @@ async def test_nobody_is_named_as_the_user_who_declared_an_exchange(api: Api) ->
     assert one["user_who_performed_action"] == "unknown"
 
 
+async def test_messages_are_counted_as_where_rates_mode_is_basic(api: Api) -> None:
+    await make(api)
+    assert (await api.get("/api/overview"))["rates_mode"] == "basic"
+    for path, fields in (
+        ("exchanges/%2F/e", ("incoming", "outgoing")),
+        ("queues/%2F/q", ("incoming", "deliveries")),
+        (f"channels/{CHANNEL}", ("publishes", "deliveries")),
+    ):
+        found = await api.get(f"/api/{path}")
+        assert [found[field] for field in fields] == [[], []], path
+    about = (await api.get("/api/openapi.json"))["info"]["description"]
+    assert "`rates_mode: basic`" in about
+
+
 async def test_totals_of_queues_come_without_other_numbers(api: Api) -> None:
     await make(api)
     query = "disable_stats=true&enable_queue_totals=true"

@@ -110,7 +110,9 @@ def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
             "description": (
                 "RabbitMQ's management API, as far as it makes sense here, and more of our own. "
                 "In a path the `/` of a name is %2F; the default exchange is called amq.default "
-                "there."
+                "there. Messages are counted as by a RabbitMQ with `rates_mode: basic`, which "
+                "`/api/overview` says: `incoming`, `outgoing`, `deliveries` and `publishes` of "
+                "single exchanges, queues and channels are always empty."
             ),
         },
         "servers": [{"url": "/"}],

@@ -121,6 +121,7 @@ MORE: Final[dict[str, str]] = {
         "consumer_capacity:num? replicas:int min_in_sync:int replicas_wanted:int "
         "min_in_sync_wanted:int"
     ),
+    "Exchange": "message_stats:map messages_delayed:int incoming:list outgoing:list",
     "Connection": (
         "channels:int recv_oct:int recv_cnt:int send_oct:int send_cnt:int send_pend:int "
         "reductions:int reductions_details:map user_provided_name:str?"
