@@ -54,6 +54,8 @@ from shardmq.supervisor.sockets import Sockets, address, listen, listen_unix
 from shardmq.supervisor.sources import Effective
 from shardmq.supervisor.tasks import DRAINED, GAVE_UP, REFUSED, Tasks
 
+# What is shown in place of a secret that is set.
+HIDDEN = "(hidden)"
 # The interval between two checks for silent children and for the watchdog of systemd.
 POLL_INTERVAL_S = 0.25
 # If a check is late by this time, the whole machine was paused and the children with it.
@@ -387,7 +389,8 @@ class Supervisor:
     def describe(self) -> dict[str, Any]:
         """Return the state of the broker and its children, the content of status.json."""
         settings = {
-            key: value for key, value in flat(self.settings).items() if not kinds()[key].secret
+            key: HIDDEN if value and kinds()[key].secret else value
+            for key, value in flat(self.settings).items()
         }
         return {
             "pid": os.getpid(),

@@ -34,6 +34,8 @@ from shardmq.supervisor.config import (
     Settings,
     Shards,
     Supervision,
+    Users,
+    kinds,
 )
 from shardmq.supervisor.directories import DataDirectory, RuntimeDirectory
 from shardmq.supervisor.plan import ChildPlan, Listening, children
@@ -144,6 +146,22 @@ async def test_the_number_of_shards_is_known_before_etcd_has_answered(
     supervisor.open()
     assert supervisor.shards == 2
     supervisor._close()
+
+
+def test_secrets_are_shown_as_hidden_with_their_sources(tmp_path: Path) -> None:
+    users, cluster = Users(default_pass="s3cret one"), Cluster(secret="s3cret two")
+    settings = replace(settings_for(tmp_path), users=users, cluster=cluster)
+    source = "SHARDMQ_USERS_DEFAULT_PASS_FILE"
+    supervisor = Supervisor(effective(settings, **{"users.default_pass": source}), 4)
+    supervisor.open()
+    shown = supervisor.describe()
+    supervisor._close()
+    assert shown["settings"]["users.default_pass"] == "(hidden)"
+    assert shown["sources"]["users.default_pass"] == source
+    assert shown["settings"]["cluster.secret"] == "(hidden)"
+    assert shown["settings"]["cluster.etcd_password"] == "", "none is set"
+    assert shown["settings"].keys() == shown["sources"].keys() == kinds().keys()
+    assert "s3cret" not in json.dumps(shown)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ SETTABLE: dict[str, Check] = {
 
 
 async def get(call: Call) -> dict[str, Any]:
-    """Return the settings in effect by their keys in the file, without passwords."""
+    """Return the settings in effect by their keys in the file, with secrets hidden."""
     found: dict[str, Any] = status(call.context.config.runtime_dir).get("settings", {})
     return found
 
