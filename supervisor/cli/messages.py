@@ -32,6 +32,7 @@ from shardmq.supervisor.cli.api import (
 from shardmq.supervisor.cli.channel import Channel
 from shardmq.supervisor.cli.names import Queue, Stream, Vhost, complete_exchanges, complete_queues
 from shardmq.supervisor.cli.show import progress
+from shardmq.supervisor.cli.streams import partitions_of
 
 # The messages that are under way at the same time: published and not confirmed, or fetched and not
 # settled. A message that is larger than all the bytes goes alone.
@@ -40,6 +41,7 @@ AT_ONCE_BYTES_MAX = 1 << 20
 # The size of a message is known when it is here. So many may be asked for beyond those bytes.
 GETS_AHEAD_MAX = 16
 TAIL_PREFETCH = 1000
+PARTITIONS_NAMED_MAX = 10  # in an error
 OFFSETS = ("first", "last", "next")
 STREAM_OFFSET = "x-stream-offset"
 PRODUCER_ID = "x-producer-id"
@@ -195,7 +197,8 @@ def tail(
     import pamqp.encode
 
     arguments = pamqp.encode.field_table({STREAM_OFFSET: _offset(start)})
-    api.get("streams", vhost, stream, thing=f"stream '{stream}' in vhost '{vhost}'")
+    if not api.has("streams", vhost, stream):
+        fail(_no_such_stream(api, vhost, stream), DATA)
     with contextlib.suppress(KeyboardInterrupt), amqp.opened(api, vhost) as channel:
         channel.client.qos(TAIL_PREFETCH)
         channel.expect(amqp_client.QOS_OK)
@@ -215,6 +218,17 @@ def tail(
                 channel.client.ack(event.tag)
                 shown += 1
         sys.stdout.flush()
+
+
+def _no_such_stream(api: Api, vhost: str, name: str) -> str:
+    """Return what is wrong with the name of a stream, with the partitions if it has some."""
+    text = f"stream '{name}' in vhost '{vhost}' does not exist"
+    if not (partitions := partitions_of(api, vhost, name)):
+        return text
+    text += f"; '{name}' is a super stream with the streams "
+    text += ", ".join(f"'{each}'" for each in partitions[:PARTITIONS_NAMED_MAX])
+    more = len(partitions) - PARTITIONS_NAMED_MAX
+    return text + (f" and {more} more" if more > 0 else "")
 
 
 def move_messages(

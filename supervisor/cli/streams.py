@@ -15,6 +15,8 @@ from shardmq.supervisor.cli.names import Vhost
 from shardmq.supervisor.cli.node import size_bytes
 
 PARTITIONS = 3  # The default of rabbitmq-streams.
+# The argument of a binding that says which partition the stream is.
+PARTITION_ORDER = "x-stream-partition-order"
 SECONDS = {"Y": 365 * 86_400, "M": 30 * 86_400, "W": 7 * 86_400, "D": 86_400}
 SECONDS_OF_DAY = {"H": 3_600, "M": 60, "S": 1}
 DURATION = re.compile(r"P(?=.)((?:\d+[YMWD])*)(?:T((?:\d+[HMS])+))?")
@@ -74,7 +76,7 @@ def add_super_stream(
     for order, key in enumerate(keys):
         stream = f"{name}-{key}"
         api.put("queues", vhost, stream, body={"durable": True, "arguments": arguments})
-        bound = {"routing_key": key, "arguments": {"x-stream-partition-order": order}}
+        bound = {"routing_key": key, "arguments": {PARTITION_ORDER: order}}
         api.post("bindings", vhost, "e", name, "q", stream, body=bound)
 
 
@@ -99,6 +101,21 @@ def delete_super_stream(api: Api, name: Name, vhost: Vhost = "/") -> None:
     for stream in sorted(streams):
         if api.has("queues", vhost, stream):  # The streams of the exchange are deleted with it.
             api.delete("queues", vhost, stream)
+
+
+def partitions_of(api: Api, vhost: str, name: str) -> list[str]:
+    """Return the streams of RabbitMQ's kind of super stream in their order.
+
+    The list is empty if there is no such super stream.
+    """
+    if not api.has("exchanges", vhost, name):
+        return []
+    bound = [
+        (row["arguments"][PARTITION_ORDER], row["destination"])
+        for row in api.get("exchanges", vhost, name, "bindings", "source")
+        if type(row["arguments"].get(PARTITION_ORDER)) is int
+    ]
+    return [stream for _, stream in sorted(bound)]
 
 
 def age(text: str) -> str:

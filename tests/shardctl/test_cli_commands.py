@@ -113,7 +113,12 @@ ANSWERS: dict[str, Any] = {
                                                  "destination_type": "queue"}],
     "/api/exchanges/v/keyed": {"name": "keyed"},
     "/api/exchanges/v/keyed/bindings/source": [{"destination": "keyed-eu",
-                                                "destination_type": "queue"}],
+                                                "destination_type": "queue", "arguments": {}}],
+    "/api/exchanges/v/super": {"name": "super"},
+    "/api/exchanges/v/super/bindings/source": [
+        {"destination": f"super-{number}", "destination_type": "queue",
+         "arguments": {"x-stream-partition-order": number}}
+        for number in reversed(range(12))],
     "/api/exchanges/v/mixed": {"name": "mixed"},
     "/api/exchanges/v/mixed/bindings/source": [{"destination": "keyed-eu",
                                                 "destination_type": "queue"},
@@ -693,6 +698,17 @@ def test_an_exchange_that_leads_to_more_than_streams_is_not_deleted_as_a_super_s
     )
     assert "exists already" in ctl("add_super_stream", "-p", "v", "keyed", status=70)
     assert changes() == []
+
+
+@pytest.mark.row("H17")
+def test_tail_of_a_super_stream_names_its_streams(ctl: Any) -> None:
+    none = "stream '{}' in vhost 'v' does not exist"
+    said = ctl("tail", "-p", "v", "super", status=65)
+    names = ", ".join(f"'super-{number}'" for number in range(10))
+    streams = f"'super' is a super stream with the streams {names} and 2 more"
+    assert said == f"shardctl: {none.format('super')}; {streams}\n"
+    for name in ("keyed", "nothing"):  # Bindings without an order make no super stream.
+        assert ctl("tail", "-p", "v", name, status=65) == f"shardctl: {none.format(name)}\n"
 
 
 @pytest.mark.row("H15")
