@@ -123,7 +123,7 @@ def test_messages_come_in_order_while_a_consumer_waits_and_stay_upstream_otherwi
     federate(broker, queue, uri=uri(upstream), ack_mode=ack_mode)
     link = wait_for(broker, queue, status="running", is_pulling=False)
     fields = {field.partition(":")[0] for field in ROWS["FederationLink"].split()}
-    assert fields | {"queue", "upstream_queue"} == link.keys()
+    assert fields | {"queue", "upstream_queue", "local_connection"} == link.keys()
     assert (link["type"], link["upstream"], link["upstream_queue"]) == ("queue", queue, queue)
     assert link["uri"] == f"amqp://127.0.0.1:{upstream.port}", "no secret is shown"
     assert (ready(upstream, queue), ready(broker, queue)) == (len(BODIES), 0)

@@ -45,7 +45,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 # a crowded machine adds to both.
 WITHOUT_CONFIRMS_S_MAX = 2 + 5 + 15
 CONFIRMS_MORE = 200
-OBJECTS = 12  # of each kind, so that one lies on each shard, almost for sure
+NAMES_MAX = 1000
 DELAY_MS = 20_000
 # A hand-over takes 0.2 s on a machine that is not crowded. After 2 s, publishes are nacked, and the
 # rest of this is for the publisher to wake up.
@@ -137,6 +137,12 @@ def no_pump_is_left() -> Iterator[None]:
     for thread in threading.enumerate():
         if isinstance(thread, Pump):
             thread.end()
+
+
+def on_each_shard(prefix: str) -> list[str]:
+    """Return names of queues, one for each of the three shards with two copies."""
+    names = [f"{prefix}-{number}" for number in range(NAMES_MAX)]
+    return [next(each for each in names if place("/", each, 3) == shard) for shard in range(3)]
 
 
 def _confirming(node: RealBroker) -> BlockingChannel:
@@ -231,10 +237,10 @@ def test_each_node_compresses_as_its_own_setting_says(cluster: RealCluster, name
     with connect(first) as client:
         channel = client.channel()
         channel.confirm_delivery()
-        for index in range(OBJECTS):
-            channel.queue_declare(f"{name}-{index}", durable=True)
+        for queue in on_each_shard(name):
+            channel.queue_declare(queue, durable=True)
             for _ in range(20):
-                channel.basic_publish("", f"{name}-{index}", LARGE, PERSISTENT)
+                channel.basic_publish("", queue, LARGE, PERSISTENT)
     methods = {f"shardmq@node-{index}": method for index, method in enumerate(COMPRESSION)}
 
     def are_as_told() -> bool:
@@ -343,12 +349,12 @@ def test_acks_offsets_delays_and_sequences_are_on_the_copies(
     """
     lost = cluster.named(cluster.copies()[0].leader)
     rest = cluster.others(lost)
+    of_kind = {kind: on_each_shard(f"{name}-{kind}") for kind in ("a", "s", "d", "c")}
     with connect(rest[0]) as client:
         channel = client.channel()
         channel.confirm_delivery()
-        for index in range(OBJECTS):
-            acked, stream, delayed = (f"{name}-{kind}-{index}" for kind in ("a", "s", "d"))
-            channel.queue_declare(f"{name}-c-{index}", durable=True)
+        for acked, stream, delayed, plain in zip(*of_kind.values(), strict=True):
+            channel.queue_declare(plain, durable=True)
             channel.queue_declare(acked, durable=True)
             channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
             channel.queue_declare(delayed, durable=True)
@@ -371,8 +377,8 @@ def test_acks_offsets_delays_and_sequences_are_on_the_copies(
         rows = api(rest[0], "queues")
     on_lost = {row["name"] for row in rows if row["node"] == f"shardmq@{lost.data_dir.name}"}
     for kind in ("a", "s", "c"):
-        assert any(f"{name}-{kind}-{index}" in on_lost for index in range(OBJECTS))
-    consumed = next(queue for queue in on_lost if queue.startswith(f"{name}-c-"))
+        assert on_lost.intersection(of_kind[kind])
+    consumed = min(on_lost.intersection(of_kind["c"]))
     with connect(rest[0]) as client, connect(rest[1]) as publishing:
         channel = publishing.channel()
         channel.confirm_delivery()
@@ -423,8 +429,7 @@ def test_acks_offsets_delays_and_sequences_are_on_the_copies(
     with connect(rest[1]) as client:
         channel = client.channel()
         channel.confirm_delivery()
-        for index in range(OBJECTS):
-            acked, stream, delayed = (f"{name}-{kind}-{index}" for kind in ("a", "s", "d"))
+        for acked, stream, delayed, _ in zip(*of_kind.values(), strict=True):
             for number in (5, 6, 7):
                 publish_at_last(channel, acked, b"%d" % number, sequenced(name, number))
             assert all_of(rest[1], acked) == [4, 5, 6, 7]
@@ -593,14 +598,10 @@ def test_an_operator_lets_a_copy_lead_when_the_last_node_in_sync_has_lost_its_di
     cluster: RealCluster, name: str
 ) -> None:
     """The shard is what the copy was: what was confirmed behind that is lost, and nothing else."""
-    at = cluster.nodes[0]
+    at, queue = cluster.nodes[0], name
     with connect(at) as client:
-        channel = client.channel()
-        for index in range(OBJECTS):
-            channel.queue_declare(f"{name}-{index}", durable=True)
-    rows = {row["name"]: row["shard"] for row in api(at, "queues")}
-    shard = rows[f"{name}-0"]
-    queue = f"{name}-0"
+        client.channel().queue_declare(queue, durable=True)
+    (shard,) = (row["shard"] for row in api(at, "queues") if row["name"] == queue)
     record = cluster.copies()[shard]
     leader = cluster.named(record.leader)
     (follower,) = (cluster.named(each) for each in record.in_sync if each != record.leader)
