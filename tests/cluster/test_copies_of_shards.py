@@ -33,6 +33,7 @@ from tests.support.real_cluster import (
     api,
     connect,
     login,
+    names_on,
     put,
     wait_for_nodes,
 )
@@ -45,7 +46,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 # a crowded machine adds to both.
 WITHOUT_CONFIRMS_S_MAX = 2 + 5 + 15
 CONFIRMS_MORE = 200
-NAMES_MAX = 1000
+MIRRORED = 3  # shards with two copies
 DELAY_MS = 20_000
 # A hand-over takes 0.2 s on a machine that is not crowded. After 2 s, publishes are nacked, and the
 # rest of this is for the publisher to wake up.
@@ -137,12 +138,6 @@ def no_pump_is_left() -> Iterator[None]:
     for thread in threading.enumerate():
         if isinstance(thread, Pump):
             thread.end()
-
-
-def on_each_shard(prefix: str) -> list[str]:
-    """Return names of queues, one for each of the three shards with two copies."""
-    names = [f"{prefix}-{number}" for number in range(NAMES_MAX)]
-    return [next(each for each in names if place("/", each, 3) == shard) for shard in range(3)]
 
 
 def _confirming(node: RealBroker) -> BlockingChannel:
@@ -237,7 +232,7 @@ def test_each_node_compresses_as_its_own_setting_says(cluster: RealCluster, name
     with connect(first) as client:
         channel = client.channel()
         channel.confirm_delivery()
-        for queue in on_each_shard(name):
+        for queue in names_on(MIRRORED, name, MIRRORED):
             channel.queue_declare(queue, durable=True)
             for _ in range(20):
                 channel.basic_publish("", queue, LARGE, PERSISTENT)
@@ -349,7 +344,9 @@ def test_acks_offsets_delays_and_sequences_are_on_the_copies(
     """
     lost = cluster.named(cluster.copies()[0].leader)
     rest = cluster.others(lost)
-    of_kind = {kind: on_each_shard(f"{name}-{kind}") for kind in ("a", "s", "d", "c")}
+    of_kind = {
+        kind: names_on(MIRRORED, f"{name}-{kind}", MIRRORED) for kind in ("a", "s", "d", "c")
+    }
     with connect(rest[0]) as client:
         channel = client.channel()
         channel.confirm_delivery()

@@ -27,6 +27,7 @@ from tests.support.real_cluster import (
     RealCluster,
     api,
     connect,
+    names_on,
     node_arguments,
     node_environment,
     wait_for_nodes,
@@ -50,7 +51,8 @@ def cluster(real: RealEtcd, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def names_of(name: str) -> list[str]:
-    return [f"{name}-{index}" for index in range(QUEUES)]
+    """Return names of queues, as many for each node, which has one shard."""
+    return names_on(3, name, QUEUES)
 
 
 def fill(cluster: RealCluster, name: str) -> None:

@@ -5,10 +5,11 @@ All are at 127.0.0.1, or at the addresses of a network of hosts (tests/support/n
 
 from __future__ import annotations
 
+import itertools
 import json
 import urllib.request
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import pika
 
+from shardmq.broker.routing.placement import place
 from shardmq.cluster.replicas import shard_set
 from shardmq.cluster.rules import Record
 from tests.support.etcd import RealEtcd
@@ -27,6 +29,17 @@ NAME: Final = "coffee"
 SECRET: Final = "a secret of the tests of clusters"
 # The user guest may log in from its own host only.
 USER: Final = "tester"
+
+
+def names_on(shards: int, prefix: str, count: int) -> list[str]:
+    """Return names of queues that lie on each shard of so many in turn, and on shard 0 first."""
+
+    def of(shard: int) -> Iterator[str]:
+        names = (f"{prefix}-{number}" for number in itertools.count())
+        return (each for each in names if place("/", each, shards) == shard)
+
+    names = [of(shard) for shard in range(shards)]
+    return [next(names[index % shards]) for index in range(count)]
 
 
 def node_arguments(
