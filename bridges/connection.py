@@ -306,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
         return kind, channel, data[at + _HEAD.size : end], end + 1
 
     def _is_left(self, kind: int, data: bytes, at: int) -> bool:
-        """Return whether a whole frame is one that `batches` takes later, or not any more."""
+        """Return whether a frame waits for `batches`, or is of a message that it does not take."""
         is_delivery = kind == METHOD_FRAME and data.startswith(_DELIVER, at + _HEAD.size)
         return (is_delivery or kind == HEADER_FRAME) and self.keeps_deliveries
 

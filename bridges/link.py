@@ -1,4 +1,4 @@
-"""What links of queues and of exchanges have in common: their tries, and both connections."""
+"""Links of queues and of exchanges share this: their tries, and the connections to both ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardmq.broker.shared.bridging import BridgeState, Order, key_of
 
 
 class Ends(NamedTuple):
-    """What a link connects.
+    """The two things that a link connects.
 
     kind: "queue" or "exchange".
     here: the name of what is federated.

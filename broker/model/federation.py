@@ -111,7 +111,7 @@ def _pattern_fault(pattern: str) -> str:
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a link gets messages, and how: what links of queues and of exchanges have in common.
+    """The upstream of a link of queues or of exchanges, and how messages are taken from it.
 
     upstream: the name of the upstream.
     policy: the name of the policy that federates what is here.

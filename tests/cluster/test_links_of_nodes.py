@@ -97,7 +97,7 @@ def publish(broker: RealBroker, exchange: str, bodies: list[bytes]) -> None:
 def test_links_move_with_their_node_and_lose_nothing(
     cluster: RealCluster, upstream: RealBroker
 ) -> None:
-    """Of a queue, an exchange and a virtual queue, some messages have come when the node dies.
+    """The node dies when some messages of a queue, an exchange and a virtual queue have come.
 
     Half of those of the exchange are published while no link runs. What is on its way at a death is
     the subject of `tests/bridges/test_kills.py`.

@@ -414,7 +414,7 @@ async def test_a_shard_of_a_forgotten_node_in_the_file_is_none_that_was_made_her
 
 @pytest.mark.parametrize("created", [0, 1])
 async def test_a_node_that_was_just_forgotten_makes_no_shard(created: int) -> None:
-    """It is forgotten when it has made `created` shards of two."""
+    """Have it forgotten when it has made `created` shards of two."""
     store = Memory()
     claims = Claims(store, "tea")
     place = await claims.number(new_place("tea", "a"))
