@@ -452,32 +452,34 @@ def acks_of_all_kinds(port: int) -> None:
 
 
 def an_unknown_ack_amid_good_ones(port: int) -> None:
-    for bad in (ack(1, 2), ack(1, 99), ack(1, 2, multiple=True), nack(1, 4)):
+    for number, bad in enumerate((ack(1, 2), ack(1, 99), ack(1, 2, multiple=True), nack(1, 4))):
+        amid = f"amid.{number}"  # the connection before, and its queue, may not be gone yet
         with Player(port, channels=2) as player:
-            declare(player, "amid")
-            consume(player, "amid", "c")
-            player.send(*(publish(2, "", "amid", b"%d" % n) for n in range(6)))
+            declare(player, amid)
+            consume(player, amid, "c")
+            player.send(*(publish(2, "", amid, b"%d" % n) for n in range(6)))
             player.wait(1, DELIVER, 6)
             if bad == nack(1, 4):
                 player.send(ack(1, 4))
             closed_with_error(player, 1, ack(1, 1), ack(1, 2), bad, ack(1, 3))
-            consume(player, "amid", "again")
+            consume(player, amid, "again")
             player.wait(1, DELIVER, 6 + (3 if bad == nack(1, 4) else 4))
 
 
 def prefetch(port: int) -> None:
     for count, shared in ((1, False), (3, False), (2, True)):
+        few = f"few.{count}"
         with Player(port, channels=2) as player:
-            declare(player, "few")
+            declare(player, few)
             player.ask(1, basic.Qos(prefetch_count=count, global_=shared), QOS_OK)
-            consume(player, "few", "c")
-            player.send(*(publish(2, "", "few", b"%d" % n) for n in range(12)))
+            consume(player, few, "c")
+            player.send(*(publish(2, "", few, b"%d" % n) for n in range(12)))
             for number in range(1, 13):
                 player.wait(1, DELIVER, min(12, number + count - 1))
                 player.send(ack(1, number))
             settled(player)
             for number in range(13, 19):
-                player.send(publish(2, "", "few", b"%d" % number))
+                player.send(publish(2, "", few, b"%d" % number))
                 player.wait(1, DELIVER, number)
                 player.send(ack(1, number) if number % 2 else nack(1, number, requeue=False))
 
@@ -677,12 +679,12 @@ def refused_methods(port: int) -> None:
             player.wait(2, ACK, number)
 
 
-def _bad_inputs() -> tuple[tuple[bytes, ...], ...]:
-    """Return what no client may send, each with something right before it."""
-    good = publish(2, "", "bad", b"right")
-    said = method(2, basic.Publish(exchange="", routing_key="bad"))
+def _bad_inputs(name: str) -> tuple[tuple[bytes, ...], ...]:
+    """Return what no client may send, each with something right for the queue `name` before it."""
+    good = publish(2, "", name, b"right")
+    said = method(2, basic.Publish(exchange="", routing_key=name))
     head, body = content_header(2, 4), raw_frame(3, 2, b"body")
-    line = struct.pack(">HHH", 60, 40, 0) + b"\0\x03bad"
+    line = struct.pack(">HHHBB", 60, 40, 0, 0, len(name)) + name.encode()
     return (
         (good, raw_frame(1, 2, struct.pack(">HH", 60, 40))),
         (good, raw_frame(3, 2, b"no method")),
@@ -703,8 +705,8 @@ def _bad_inputs() -> tuple[tuple[bytes, ...], ...]:
         (good, raw_frame(9, 2, b"")),
         (good, raw_frame(8, 2, b"")),
         (good, struct.pack(">BHI", 3, 2, 1 << 30)),
-        (good, publish(9, "", "bad", b"on a channel that is not open")),
-        (good, publish(0, "", "bad", b"on channel 0")),
+        (good, publish(9, "", name, b"on a channel that is not open")),
+        (good, publish(0, "", name, b"on channel 0")),
         (good, raw_frame(1, 2, struct.pack(">HH", 60, 99))),
         (good, raw_frame(1, 2, struct.pack(">HH", 99, 1))),
         (good, raw_frame(1, 2, struct.pack(">HHQ", 60, 80, 1))),
@@ -718,10 +720,12 @@ def _bad_inputs() -> tuple[tuple[bytes, ...], ...]:
 def bad_input(port: int) -> None:
     """For each mistake the broker says what it always says, and others do not notice."""
     with warm(port, "others") as others:
-        for number, parts in enumerate(_bad_inputs(), 4):
+        for number in range(4, 4 + len(_bad_inputs(""))):
+            bad = f"bad.{number}"  # the connection before, and its queue, may not be gone yet
+            parts = _bad_inputs(bad)[number - 4]
             with Player(port, channels=2) as player:
-                declare(player, "bad")
-                consume(player, "bad", "c", no_ack=True)
+                declare(player, bad)
+                consume(player, bad, "c", no_ack=True)
                 player.send(parts[0])
                 player.wait(1, DELIVER, 1)
                 player.send(*parts)

@@ -90,11 +90,12 @@ class _Queue:
 
 
 class _Play:
-    def __init__(self, chance: random.Random, player: Player) -> None:
+    def __init__(self, name: str, chance: random.Random, player: Player) -> None:
+        self._exchange = name
         self._chance = chance
         self._player = player
         self._queues = [
-            _Queue(f"r.{n}", n, chance.choice(PREFETCHES), chance.random() < 0.25)
+            _Queue(f"{name}.{n}", n, chance.choice(PREFETCHES), chance.random() < 0.25)
             for n in range(1, QUEUES + 1)
         ]
         # The last publisher asks for no confirms.
@@ -103,11 +104,11 @@ class _Play:
         self._returned = dict.fromkeys(self._publishers, 0)
 
     def run(self) -> None:
-        said = exchange.Declare(exchange="r", exchange_type="direct", auto_delete=True)
+        said = exchange.Declare(exchange=self._exchange, exchange_type="direct", auto_delete=True)
         self._player.ask(1, said, EXCHANGE_DECLARE_OK)
         for each in self._queues:
             declare(self._player, each.name)
-            bind = queue.Bind(queue=each.name, exchange="r", routing_key=each.name)
+            bind = queue.Bind(queue=each.name, exchange=self._exchange, routing_key=each.name)
             self._player.ask(1, bind, BIND_OK)
             self._subscribe(each)
         for channel in self._confirmed:
@@ -149,14 +150,14 @@ class _Play:
             channel = by[to.name]
             size = self._chance.choice(SIZES) if len(targets) < 10 else 16
             body = (b"%s %d." % (to.name.encode(), to.published + number) * size)[:size]
-            through = self._chance.choice(("", "r"))
+            through = self._chance.choice(("", self._exchange))
             if 0 < size < 100_000 and self._chance.random() < 0.7:
                 properties = self._chance.choice(PROPERTIES)
                 frames.append(with_properties(channel, through, to.name, body, **properties))
             else:
                 frames.append(publish(channel, through, to.name, body))
             if self._chance.random() < 0.05:
-                frames.append(publish(channel, "r", "nowhere", body, mandatory=True))
+                frames.append(publish(channel, self._exchange, "nowhere", body, mandatory=True))
                 self._returned[channel] += 1
                 if channel in self._confirmed:
                     self._confirmed[channel] += 1
@@ -249,6 +250,7 @@ class _Play:
 def random_conversation(seed: int) -> Conversation:
     def play(port: int) -> None:
         with Player(port, channels=QUEUES + PUBLISHERS) as player:
-            _Play(random.Random(seed), player).run()
+            # What the seed before left may not be gone yet.
+            _Play(f"r{seed}", random.Random(seed), player).run()
 
     return play
