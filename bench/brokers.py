@@ -51,7 +51,7 @@ def own_broker(
         command = [
             python,
             "-m",
-            "shardmq.supervisor.cli.app",
+            "shardmq.supervisor.cli",
             "start",
             "--data-dir",
             str(Path(directory) / "data"),

@@ -220,7 +220,7 @@ class Broker:
         command = [
             sys.executable,
             "-m",
-            "shardmq.supervisor.cli.app",
+            "shardmq.supervisor.cli",
             "start",
             "--data-dir",
             str(self._directory / "data"),

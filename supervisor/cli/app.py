@@ -1,4 +1,4 @@
-"""shardctl: the list of its commands, and the program itself.
+"""shardctl: the list of its commands, and what is common to them.
 
 The exit statuses are those of rabbitmqctl, which come from sysexits.h: see `STATUSES`.
 """
@@ -6,15 +6,13 @@ The exit statuses are those of rabbitmqctl, which come from sysexits.h: see `STA
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from shardmq.supervisor.cli.api import CONFIG, FAILED, USAGE
+from shardmq.supervisor.cli.api import CONFIG, USAGE
 from shardmq.supervisor.cli.lazy import Make, group_of
 from shardmq.supervisor.cli.unsupported_commands import UNSUPPORTED, refusing
 
@@ -229,24 +227,3 @@ def options(
     context.default_map = dict.fromkeys(COMMANDS, given)
     context.default_map["start"] = {"context": named} if named is not None else {}
     context.default_map |= {name: _DefaultsOfGroup(given) for name in (*GROUPS, *FORMER)}
-
-
-def main() -> None:
-    """Run shardctl with the arguments of the command line."""
-    if sys.stdout is None:  # The caller has closed the standard output.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the end)
-    try:
-        try:
-            app()
-        finally:
-            sys.stdout.flush()
-    except OSError as error:  # The standard output may be a full disk, or a pipe without a reader.
-        if not isinstance(error, BrokenPipeError):
-            print(f"shardctl: {error}", file=sys.stderr)
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python flushes once more.
-        sys.exit(FAILED)
-
-
-if __name__ == "__main__":
-    main()

@@ -63,7 +63,7 @@ def shardctl(broker: RealBroker, words: str) -> str:
         [
             sys.executable,
             "-m",
-            "shardmq.supervisor.cli.app",
+            "shardmq.supervisor.cli",
             *shlex.split(words),
             "--data-dir",
             str(broker.data_dir),

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def definitions(*words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", "definitions", *map(str, words)]
+    command = [sys.executable, "-m", "shardmq.supervisor.cli", "definitions", *map(str, words)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

@@ -80,7 +80,7 @@ def test_a_compiled_module_is_compiled_and_typed(name: str) -> None:
 
 
 def test_the_command_is_shardctl() -> None:
-    assert PROJECT["project"]["scripts"] == {"shardctl": "shardmq.supervisor.cli.app:main"}
+    assert PROJECT["project"]["scripts"] == {"shardctl": "shardmq.supervisor.cli.__main__:main"}
 
 
 def test_every_dependency_is_pinned_for_the_build() -> None:

@@ -71,7 +71,7 @@ def test_the_broker_makes_no_system_call_that_its_unit_refuses(tmp_path: Path) -
         shardctl = [
             sys.executable,
             "-m",
-            "shardmq.supervisor.cli.app",
+            "shardmq.supervisor.cli",
             *command,
             "--data-dir",
             str(tmp_path / "data"),

@@ -101,7 +101,7 @@ def rows(broker: RealBroker, count: int) -> list[int]:
 
 
 def shardctl(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", *words]
+    command = [sys.executable, "-m", "shardmq.supervisor.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

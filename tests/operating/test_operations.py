@@ -52,7 +52,7 @@ class Operated(RealBroker):
         command = [
             sys.executable,
             "-m",
-            "shardmq.supervisor.cli.app",
+            "shardmq.supervisor.cli",
             *arguments,
             "--data-dir",
             str(self.data_dir),
@@ -431,7 +431,7 @@ def test_a_load_that_is_interrupted_takes_its_queues_away(
     command = [
         sys.executable,
         "-m",
-        "shardmq.supervisor.cli.app",
+        "shardmq.supervisor.cli",
         *words,
         "--data-dir",
         str(operated.data_dir),

@@ -38,7 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 def test_the_commands_of_a_page_work(broker: RealBroker, page: str, tmp_path: Path) -> None:
     program = tmp_path / "bin" / "shardctl"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m shardmq.supervisor.cli.app "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m shardmq.supervisor.cli "$@"\n')
     program.chmod(0o755)
     for name in ("rabbitmq.json", "lavinmq.json"):
         (tmp_path / name).symlink_to(EXPORT)

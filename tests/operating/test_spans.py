@@ -218,7 +218,7 @@ def test_the_example_of_the_page_shows_what_the_page_says(
 ) -> None:
     page = (ROOT / "deploy" / "TRACING.md").read_text()
     example = page[page.index("    shardctl create_queue") :].partition("\n\n")[0]
-    command = f"{sys.executable} -m shardmq.supervisor.cli.app"
+    command = f"{sys.executable} -m shardmq.supervisor.cli"
     with traced(tmp_path, collector.url) as broker:
         script = example.replace("shardctl ", f"{command} ")
         environment = {**os.environ, "SHARDMQ_URL": f"http://{broker.http}"}

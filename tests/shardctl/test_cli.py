@@ -362,7 +362,7 @@ def test_a_start_with_wrong_settings_is_one_line_and_status_2(
     command = [
         sys.executable,
         "-m",
-        "shardmq.supervisor.cli.app",
+        "shardmq.supervisor.cli",
         "start",
         "--data-dir",
         str(tmp_path / "data"),

@@ -30,7 +30,7 @@ Ctl = Callable[..., Result]
 
 def command_line(broker: RealBroker, *words: str) -> list[str]:
     at = ["--data-dir", str(broker.data_dir)]
-    return [sys.executable, "-m", "shardmq.supervisor.cli.app", *words, *at]
+    return [sys.executable, "-m", "shardmq.supervisor.cli", *words, *at]
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def test_churn_keeps_to_a_rate(broker: RealBroker) -> None:
 def test_no_file_is_written_that_nobody_asked_for(
     broker: RealBroker, tmp_path: Path, words: list[str]
 ) -> None:
-    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", "perf", "-z", "0.2", *words]
+    command = [sys.executable, "-m", "shardmq.supervisor.cli", "perf", "-z", "0.2", *words]
     ended = subprocess.run(
         [*command, "--data-dir", str(broker.data_dir)],
         cwd=tmp_path,
@@ -136,7 +136,7 @@ def test_the_wait_for_a_rate_is_no_latency(broker: RealBroker) -> None:
     not (shutil.which("cc") and shutil.which("make")), reason="the generator is compiled"
 )
 def test_no_list_of_processes_shows_the_password_of_a_scenario(broker: RealBroker) -> None:
-    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", "perf", "--quick"]
+    command = [sys.executable, "-m", "shardmq.supervisor.cli", "perf", "--quick"]
     command += ["--scenarios", "latency", "--data-dir", str(broker.data_dir)]
     # The login is the default one of perf, guest:guest.
     with subprocess.Popen(

@@ -166,7 +166,7 @@ def test_what_is_no_list_or_column_is_status_64(broker: RealBroker) -> None:
 
 def test_keys_work_on_a_terminal_and_leave_it_as_it_was(broker: RealBroker) -> None:
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", "top", "--interval", "0.3"]
+    command = [sys.executable, "-m", "shardmq.supervisor.cli", "top", "--interval", "0.3"]
     with subprocess.Popen(
         [*command, "--data-dir", str(broker.data_dir)],
         cwd=SOURCE,

@@ -170,7 +170,7 @@ def told_by_verify(broker: RealBroker) -> list[tuple[str, int, int]]:
     command = [
         sys.executable,
         "-m",
-        "shardmq.supervisor.cli.app",
+        "shardmq.supervisor.cli",
         "store",
         "verify",
         str(broker.data_dir),
