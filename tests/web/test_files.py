@@ -5,6 +5,7 @@ All of it is shipped.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -19,7 +20,9 @@ from tests.http_api.conftest import Api
 api = conftest.api
 
 ROOT = Path(__file__).parents[2]
-FILES = page.read_files()
+ALL = page.read_files()
+VENDORED = "vendor/"  # libraries as they are published; test_vendored_files_are_those_of_npm
+FILES = {name: file for name, file in ALL.items() if not name.startswith(VENDORED)}
 SCRIPTS = sorted(name for name in FILES if name.endswith(".js"))
 # Each makes markup, code or a style out of a string.
 MARKUP = re.compile(
@@ -53,7 +56,17 @@ def test_nothing_is_inline_in_the_document() -> None:
     text = FILES[page.INDEX].body.decode()
     assert not re.search(r"<style|style=|\son\w+=|<script(?![^>]*\ssrc=)", text)
     for wanted in re.findall(r'(?:src|href)="([^"#]+)"', text):
-        assert wanted in FILES
+        assert wanted in ALL
+
+
+def test_vendored_files_are_those_of_npm() -> None:
+    assert {
+        name: hashlib.sha1(file.body).hexdigest() for name, file in ALL.items() if name not in FILES
+    } == {
+        "vendor/uplot/uPlot.iife.min.js": "5b16e85a17eecc7bac76f68229682e426083ee3f",
+        "vendor/uplot/uPlot.min.css": "67765ea7ba4809bf6f4bb691fac615673891c53c",
+    }
+    assert "MIT" in (page.FILES / "vendor/uplot/LICENSE").read_text()
 
 
 def test_files_stay_small() -> None:
@@ -63,7 +76,7 @@ def test_files_stay_small() -> None:
 
 async def test_the_page_may_run_nothing_but_its_own_files(api: Api) -> None:
     api.login = None
-    for name, file in [("", FILES[page.INDEX]), *FILES.items()]:
+    for name, file in [("", FILES[page.INDEX]), *ALL.items()]:
         status, body = await api.call("GET", page.BASE + name)
         assert (status, body) == (200, file.body.decode())
         assert api.headers["Content-Type"] == f"{file.type}; charset=utf-8"
@@ -118,4 +131,4 @@ def test_the_wheel_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     build.manifest_files = {}  # type: ignore[attr-defined] # without an sdist's list
     folder = os.path.join("shardmq", "broker", "controller")
     packed = build.find_data_files("shardmq.broker.controller", folder)  # type: ignore[attr-defined]
-    assert {f"{folder}/web/{name}" for name in FILES} <= {Path(path).as_posix() for path in packed}
+    assert {f"{folder}/web/{name}" for name in ALL} <= {Path(path).as_posix() for path in packed}

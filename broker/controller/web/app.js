@@ -92,6 +92,7 @@ function themeChoice() {
     if (select.value === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = select.value;
     localStorage.setItem("shardmq.theme", select.value);
+    document.dispatchEvent(new Event("theme")); // for what is drawn on a canvas
   });
   return select;
 }

@@ -1,4 +1,6 @@
-// Charts as SVG: lines over time, heat maps, rings, bars. Colours are classes of the theme.
+// Charts: lines over time by uPlot (index.html loads it); heat maps, rings and bars as SVG, coloured by classes of the theme.
+
+/* global uPlot */
 
 import { h, svg, fill } from "./dom.js";
 import * as format from "./format.js";
@@ -7,130 +9,101 @@ const HEIGHT = 190;
 const LEFT = 66; // for labels such as "1,023 KiB/s"
 const RIGHT = 10;
 const TOP = 10;
-const BOTTOM = 22;
-const TICKS = 4;
+const BELOW = 26; // for the times
+const TICK_WIDTH = 110; // of a time below the lines
+const TICK_HEIGHT = 40;
+const EMPTY_TOP = 4; // the top of a chart whose values are all 0
+const FONT = "11.5px system-ui, sans-serif";
+const TIP_PAD = 8;
 export const COLOURS = 8;
 const HEAT_STEPS = 8;
-const TIME_WIDTH = 110; // of a time below the lines
-const TIP_PAD = 8;
-const TIP_LINE = 17;
-const TIP_CHAR = 6.6; // about the width of a character
-
-/** Return a round number that is at least `most`, and the step between `TICKS` lines. */
-function scale(most) {
-  const rough = Math.max(most, 1e-9) / TICKS;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= rough - 1e-12);
-  return { step, top: step * TICKS };
-}
 
 /**
- * Lines over time. `series`: {name, colour, of(sample)}; `show(value)` a text.
+ * Lines over time, which uPlot draws until `signal` is aborted. `series`: {name, colour, of(sample)}; `show(value)` a text.
  * Returns an element with `draw(samples, spanMs)`. Samples are {at (ms), ...}, the oldest first; those of the last
  * `spanMs` before the newest one are shown. The pointer, or a finger, shows the values of one time.
  */
-export function lineChart(title, series, show) {
-  const plot = h("div", { class: "plot" });
+export function lineChart(title, series, show, signal) {
+  const plot = h("div", { class: "plot", role: "img", "aria-label": `${title}: no data yet` });
+  const tip = h("div", { class: "tip", "aria-hidden": "true" });
+  const swatches = series.map((one) => h("i", { class: `swatch c${one.colour}` }));
   const values = series.map(() => h("output", null, "–"));
-  const legend = h("ul", { class: "legend" }, series.map((one, i) => h("li", null, h("i", { class: `swatch c${one.colour}` }), one.name, " ", values[i])));
+  const legend = h("ul", { class: "legend" }, series.map((one, i) => h("li", null, swatches[i], one.name, " ", values[i])));
   const element = h("figure", { class: "chart" }, h("figcaption", null, h("h2", null, title), legend), plot);
+  let drawn = null;
   let last = [];
   let spanMs = 1;
-  let pointed = null; // the x of the pointer
+
   const tell = (sample) => series.forEach((one, i) => (values[i].textContent = sample ? show(one.of(sample)) : "–"));
+  const point = (u) => {
+    const sample = u.cursor.left >= 0 ? last[u.cursor.idx] : undefined;
+    tell(sample ?? last.at(-1));
+    tip.hidden = !sample;
+    if (sample) showTip(tip, u, sample, series, show);
+  };
+  // A canvas knows no colours of a theme: those of the elements are read at each drawing.
+  const colour = (of, property) => () => getComputedStyle(of)[property];
+  const options = () => ({
+    ...{ width: plot.clientWidth, height: HEIGHT, padding: [TOP, RIGHT, 0, 0], legend: { show: false }, hooks: { setCursor: [point] } },
+    cursor: { y: false, drag: { x: false, y: false } },
+    scales: { x: { range: () => rangeOf(last, spanMs) }, y: { range: (u, low, high) => [0, uPlot.rangeNum(0, high || EMPTY_TOP, 0.05, true)[1]] } },
+    axes: [
+      { ...axis(colour(plot, "color"), BELOW, TICK_WIDTH), grid: { show: false }, values: (u, splits) => splits.map((s) => format.clock(s * 1_000, spanMs)) },
+      { ...axis(colour(plot, "color"), LEFT, TICK_HEIGHT), grid: { stroke: colour(plot, "borderTopColor"), width: 1 }, values: (u, splits) => splits.map(show) },
+    ],
+    series: [{}, ...series.map((one, i) => ({ label: one.name, stroke: colour(swatches[i], "backgroundColor"), width: 2, points: { size: 4, fill: colour(swatches[i], "backgroundColor") } }))],
+  });
 
   element.draw = (samples, span = spanMs) => {
     [last, spanMs] = [samples, span];
-    const width = plot.clientWidth;
-    if (width < 2 * LEFT) return;
-    fill(plot, lines(title, series, samples, show, spanMs, width));
-    tell(samples.at(-1));
-    if (pointed !== null) point();
+    if (signal.aborted || plot.clientWidth < 2 * LEFT) return;
+    const columns = columnsOf(samples, series);
+    if (drawn) drawn.setData(columns);
+    else drawn = new uPlot(options(), columns, plot);
+    if (!tip.isConnected) drawn.over.append(tip);
+    const now = samples.at(-1);
+    plot.setAttribute("aria-label", `${title}: ${now ? series.map((one) => `${one.name} ${show(one.of(now))}`).join(", ") : "no data yet"}`);
+    plot.dataset.points = columns[1]?.filter((value) => value !== null).length ?? 0;
+    point(drawn);
   };
-  const point = () => {
-    const drawn = plot.firstChild;
-    if (!drawn || !last.length) return;
-    const width = plot.clientWidth;
-    const place = xOf(last, spanMs, width);
-    const sample = last.reduce((a, b) => (Math.abs(place(b) - pointed) < Math.abs(place(a) - pointed) ? b : a));
-    tell(sample);
-    drawn.querySelector(".cross").setAttribute("transform", `translate(${place(sample)} 0)`);
-    fill(drawn.querySelector(".tip"), tip(series, sample, show, place(sample), width));
-    drawn.classList.add("pointed");
-  };
-  const follow = (event) => {
-    pointed = event.clientX - plot.getBoundingClientRect().left;
-    point();
-  };
-  plot.addEventListener("pointerdown", follow);
-  plot.addEventListener("pointermove", follow);
-  plot.addEventListener("pointerleave", () => {
-    pointed = null;
-    element.draw(last);
+  const sized = new ResizeObserver(() => {
+    if (drawn && plot.clientWidth) drawn.setSize({ width: plot.clientWidth, height: HEIGHT });
+    else element.draw(last);
   });
-  new ResizeObserver(() => element.draw(last)).observe(plot);
+  sized.observe(plot);
+  const repaint = () => drawn?.redraw(false, true);
+  document.addEventListener("theme", repaint, { signal });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint, { signal });
+  signal.addEventListener("abort", () => {
+    sized.disconnect();
+    drawn?.destroy();
+  });
   return element;
 }
 
-function xOf(samples, spanMs, width) {
-  const end = samples.at(-1)?.at ?? 0;
-  return (sample) => width - RIGHT - ((end - sample.at) / spanMs) * (width - LEFT - RIGHT);
+function axis(stroke, size, space) {
+  return { stroke, size, space, font: FONT, ticks: { show: false } };
 }
 
-function lines(title, series, samples, show, spanMs, width) {
-  const known = samples.flatMap((sample) => series.map((one) => one.of(sample))).filter(Number.isFinite);
-  const { step, top } = scale(Math.max(...known, 0) || TICKS);
-  const bottom = HEIGHT - BOTTOM;
-  const x = xOf(samples, spanMs, width);
-  const y = (value) => bottom - (value / top) * (bottom - TOP);
-  const now = samples.at(-1);
-  const said = now ? series.map((one) => `${one.name} ${show(one.of(now))}`).join(", ") : "no data yet";
-  return svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${said}` },
-    Array.from({ length: TICKS + 1 }, (_, i) => [
-      svg("line", { class: i ? "grid" : "grid base", x1: LEFT, x2: width - RIGHT, y1: y(i * step), y2: y(i * step) }),
-      svg("text", { class: "tick", x: LEFT - 8, y: y(i * step) + 4, "text-anchor": "end" }, show(i * step)),
-    ]),
-    now ? times(now.at, spanMs, x, width) : null,
-    series.map((one) => svg("path", { class: `line c${one.colour}`, d: pathOf(samples, x, (sample) => y(one.of(sample)), (sample) => Number.isFinite(one.of(sample))) })),
-    svg("line", { class: "cross", x1: 0, x2: 0, y1: TOP, y2: bottom }),
-    svg("g", { class: "tip", "aria-hidden": "true" }));
+/** The first and the last second that are shown. */
+function rangeOf(samples, spanMs) {
+  const end = samples.at(-1)?.at ?? Date.now();
+  return [(end - spanMs) / 1_000, end / 1_000];
 }
 
-/** Times below the lines, the newest one at the right end. */
-function times(end, spanMs, x, width) {
-  const count = Math.max(1, Math.min(TICKS, Math.floor((width - LEFT) / TIME_WIDTH)));
-  return Array.from({ length: count + 1 }, (_, i) => {
-    const at = end - (spanMs * i) / count;
-    const anchor = i === 0 ? "end" : i === count ? "start" : "middle";
-    return svg("text", { class: "tick", x: x({ at }), y: HEIGHT - 5, "text-anchor": anchor }, format.clock(at, spanMs));
-  });
+/** Samples as uPlot takes them: seconds, then the values of each line; null is a gap. */
+function columnsOf(samples, series) {
+  const known = (value) => (Number.isFinite(value) ? value : null);
+  return [samples.map(({ at }) => at / 1_000), ...series.map((one) => samples.map((sample) => known(one.of(sample))))];
 }
 
-/** The time and the values of a sample in a box beside the pointer. */
-function tip(series, sample, show, x, width) {
-  const rows = series.map((one) => [one, `${one.name} ${show(one.of(sample))}`]);
-  const head = format.clock(sample.at, 0);
-  const wide = TIP_PAD * 3 + TIP_CHAR * Math.max(head.length, ...rows.map(([, text]) => text.length + 2));
-  const left = x + TIP_PAD + wide < width ? x + TIP_PAD : Math.max(0, x - TIP_PAD - wide);
-  const line = (i) => TOP + TIP_PAD + TIP_LINE * (i + 0.6);
-  return [
-    svg("rect", { class: "tipbox", x: left, y: TOP, width: wide, height: 2 * TIP_PAD + TIP_LINE * (rows.length + 1) - 4, rx: 6 }),
-    svg("text", { class: "tick", x: left + TIP_PAD, y: line(0) }, head),
-    rows.map(([one, text], i) => [
-      svg("rect", { class: `mark c${one.colour}`, x: left + TIP_PAD, y: line(i + 1) - 8, width: 8, height: 8, rx: 2 }),
-      svg("text", { class: "tiptext", x: left + TIP_PAD + 13, y: line(i + 1) }, text),
-    ]),
-  ];
-}
-
-/** A path through the known samples, with gaps where samples are not known. */
-function pathOf(samples, x, y, isKnown) {
-  let pen = "M";
-  return samples.map((sample) => {
-    const drawn = isKnown(sample) ? `${pen}${x(sample).toFixed(1)} ${y(sample).toFixed(1)}${pen === "M" ? "h0" : ""}` : ""; // h0: a dot
-    pen = drawn ? "L" : "M";
-    return drawn;
-  }).join("");
+/** Fill a box with the time and the values of a sample, and put it beside the pointer. */
+function showTip(tip, u, sample, series, show) {
+  fill(tip, h("span", null, format.clock(sample.at, 0)),
+    series.map((one) => h("span", { class: "tiptext" }, h("i", { class: `swatch c${one.colour}` }), `${one.name} ${show(one.of(sample))}`)));
+  const x = u.valToPos(sample.at / 1_000, "x");
+  const fits = x + TIP_PAD + tip.offsetWidth < u.over.clientWidth;
+  tip.style.setProperty("left", `${fits ? x + TIP_PAD : Math.max(0, x - TIP_PAD - tip.offsetWidth)}px`);
 }
 
 /** A heat map, darker for larger values. `rows`: {name, href, values (oldest first), now}. */

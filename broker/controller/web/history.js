@@ -88,7 +88,7 @@ function samplesOf(row, lines, nowMs) {
  * the broker keeps samples of such a thing.
  */
 export function pastCharts(page, where, charts, keptS) {
-  const drawn = charts.map(({ title, lines, show }) => lineChart(title, lines.map(({ name, colour }) => ({ name, colour, of: (sample) => sample.values[name] })), show));
+  const drawn = charts.map(({ title, lines, show }) => lineChart(title, lines.map(({ name, colour }) => ({ name, colour, of: (sample) => sample.values[name] })), show, page.signal));
   const note = h("p", { class: "faint kept", role: "status" });
   const columns = charts.flatMap(({ lines }) => lines.flatMap(({ of }) => [of, `${of}_details`])).join(",");
   const again = page.live(async () => {
