@@ -22,7 +22,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-COMPILED := $(shell find bridges broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
+COMPILED := $(shell find bridges broker shardd -name '*.py[xd]' -o -name '*.pxi' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Without its bytecode each process of each broker that a test starts compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE

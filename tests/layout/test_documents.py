@@ -28,7 +28,7 @@ COLUMNS_MAX = 100
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 # A file in backticks, as `limits.py` or `shardd/queues/limits.py`; a name in capitals stands for
 # any. Other kinds are known by their folder.
-FILE = re.compile(r"`(\w[\w./-]*\.(?:py|pyx|pxd|pyi|h|c|js|toml)|tests/[\w./-]+)`")
+FILE = re.compile(r"`(\w[\w./-]*\.(?:py|pyx|pxi|pxd|pyi|h|c|js|toml)|tests/[\w./-]+)`")
 # Files that a reader writes.
 NOT_OURS = {"NAME.py", "jobs/NAME.py"}
 
@@ -126,7 +126,7 @@ def test_readmes_that_list_files_name_each_of_them(folder: str) -> None:
     files = [
         Path(path)
         for path in FILES
-        if path.startswith(f"{folder}/") and path.endswith((".py", ".pyx", ".h"))
+        if path.startswith(f"{folder}/") and path.endswith((".py", ".pyx", ".pxi", ".h"))
         if "build" not in Path(path).parts and not path.endswith(("__init__.py", "__main__.py"))
     ]
     own = [

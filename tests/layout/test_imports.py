@@ -18,6 +18,8 @@ COMPILED = sorted(
     for package in ("broker", "shardd", "supervisor")
     for path in (ROOT / "shardmq" / package).rglob("*.pyx")
 )
+# What they include belongs to them.
+PARTS = sorted({path for module in COMPILED for path in module.parent.glob("*.pxi")})
 IMPORT = re.compile(r"^\s*(?:from\s+(\S+)\s+)?c?import\s+(\S+)", re.MULTILINE)
 # Structures and inline functions that several folders of a package share.
 SHARED = [
@@ -53,7 +55,7 @@ def imported(text: str) -> set[str]:
     return {origin or name for origin, name in IMPORT.findall(text)}
 
 
-@pytest.mark.parametrize("path", COMPILED, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", COMPILED + PARTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_compiled_modules_know_nothing_outside_their_folder(path: Path) -> None:
     folder = ".".join(path.parent.relative_to(ROOT).parts)
     shared = {f"shardmq.{path.parent.name}.{path.stem}" for path in SHARED}

@@ -45,12 +45,28 @@ COMPILED_MAX = 28
 
 # Headers of our own; those of C stand in angle brackets.
 HEADER = re.compile(r'^\s*cdef extern from "(?!<)([^"]+)"', re.MULTILINE)
+# Files of a module, taken in where the line stands.
+PART = re.compile(r'^include "(.+)"$', re.MULTILINE)
 SHARED = re.compile(r"^from (shardmq\.(?:bridges|broker|shardd)\.\S+) cimport", re.MULTILINE)
 
 
 def test_every_compiled_module_is_built_and_none_is_forgotten() -> None:
     assert sorted(source for extension in EXTENSIONS for source in extension.sources) == SOURCES
     assert len(SOURCES) <= COMPILED_MAX
+
+
+def test_each_part_of_a_compiled_module_is_included_by_one() -> None:
+    named = [
+        str(Path(source).with_name(name))
+        for source in SOURCES
+        for name in PART.findall((ROOT / source).read_text())
+    ]
+    found = [
+        str(path.relative_to(ROOT))
+        for top in ("bridges", "broker", "shardd")
+        for path in (ROOT / "shardmq" / top).rglob("*.pxi")
+    ]
+    assert sorted(named) == sorted(found)
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS, ids=lambda extension: extension.name)
@@ -68,6 +84,7 @@ def included(path: Path) -> set[Path]:
     text = path.read_text()
     shared = [ROOT / (name.replace(".", "/") + ".pxd") for name in SHARED.findall(text)]
     shared += [own for own in [path.with_suffix(".pxd")] if own.exists() and own != path]
+    shared += [path.with_name(name) for name in PART.findall(text)]
     headers = {Path(os.path.normpath(path.parent / name)) for name in HEADER.findall(text)}
     return headers.union(shared, *map(included, shared))
 

@@ -42,8 +42,8 @@ TABLES = (
 ACTING = {
     path: (SOURCE / path).read_text()
     for folder in ("broker", "shardd")
-    for path in (str(found.relative_to(SOURCE)) for found in (SOURCE / folder).rglob("*.py*"))
-    if path.endswith((".py", ".pyx")) and path not in TABLES
+    for path in (str(found.relative_to(SOURCE)) for found in (SOURCE / folder).rglob("*.p[xy]*"))
+    if path.endswith((".py", ".pyx", ".pxi")) and path not in TABLES
 }
 # Read under another spelling than in quotes with x-.
 READ_OTHERWISE = {

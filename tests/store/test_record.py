@@ -53,7 +53,9 @@ def test_the_flags_of_a_record_are_those_of_the_table_wherever_they_are_named() 
     assert drawing is not None
     drawn = {name: int(bit) for bit, name in re.findall(r"(\d+) = (\w+)", drawing[1])}
     assert drawn == table, "name each flag in wire/packer.pyx and in store/format/README.md"
-    sources = [path for suffix in ("py", "pyx", "pxd") for path in SHARDD.rglob(f"*.{suffix}")]
+    sources = [
+        path for suffix in ("py", "pyx", "pxi", "pxd") for path in SHARDD.rglob(f"*.{suffix}")
+    ]
     for name, bit in table.items():
         named = {
             path.name: int(found)

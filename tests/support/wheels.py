@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 BYTES_MAX = 5_000_000
-SOURCES = (".c", ".cpp", ".h", ".pyx", ".pxd")
+SOURCES = (".c", ".cpp", ".h", ".pyx", ".pxi", ".pxd")
 
 
 def check(folder: Path) -> list[str]:
