@@ -19,9 +19,9 @@ import msgspec
 import zmq
 
 from shardmq.shardd.peers import SESSION, Outgoing
-from shardmq.shardd.plain_passes import RING, UNPOLLED_MAX, PlainPasses
 from shardmq.shardd.sessions import Outbox, Sessions
 from shardmq.shardd.shard import Shard
+from shardmq.shardd.short_way import RING, UNPOLLED_MAX, PlainPasses
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen

@@ -4,6 +4,9 @@ from typing import Any
 from shardmq.shardd.wire.codec import DeliveryWriter, Tally
 from shardmq.shardd.wire.ring import Taker
 
+UNPOLLED_MAX: int
+RING: int
+
 class HeldState:
     batch: int
     sync: int
@@ -55,3 +58,18 @@ class ShortWay(Taker):
     def turn_end(self, now: int) -> list[Any] | None: ...
     def serve(self, given: int) -> int: ...
     def answers(self) -> list[Any]: ...
+
+class PlainPasses:
+    taken: int
+    def __init__(
+        self,
+        way: ShortWay,
+        descriptor: int,
+        heard: dict[int, Any],
+        lanes: dict[str, Any],
+        most: int,
+        send: Callable[[list[Any]], None],
+    ) -> None: ...
+    def run(
+        self, wait_ms: int, came: bool, look: Callable[[], int] | None
+    ) -> list[tuple[int, int]] | None: ...

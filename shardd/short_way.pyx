@@ -24,6 +24,7 @@ applies to it, and no message brought a fact with it. A new rule makes its queue
 with no change here, because `Rules.is_empty` counts the rules. State of a queue, of its consumers
 or of its peer that the Python way newly looks at on these ways must be looked at here too:
 tests/shard/test_short_way.py plays random histories on both ways and compares all that can be seen.
+plain_passes.pxi has whole passes of the shard's loop, which are made of these functions.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
@@ -749,3 +750,6 @@ cdef int settle(
     memcpy(taken.data.as_ulonglongs, entries, count * sizeof(uint64_t))
     store.settle(backlog.id, taken, backlog.durable)
     return 0
+
+
+include "plain_passes.pxi"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shardmq.shardd.plain_passes import RING, UNPOLLED_MAX, PlainPasses
+from shardmq.shardd.short_way import RING, UNPOLLED_MAX, PlainPasses
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m
 from tests.shard.test_short_way import attach, one_for_queue_1

@@ -1,6 +1,6 @@
 """Play one history on two shards whose front doors reach them by lanes: plain passes, and Python's.
 
-The first shard runs its plain passes in `shardd/plain_passes.pyx`. The second has the short way
+The first shard runs its plain passes in `shardd/plain_passes.pxi`. The second has the short way
 switched off, so each of its passes goes by links.py, which is the reference. What the front doors
 send lies in their rings until the next turn. Then both shards must send the same bytes and hold the
 same state (`short_way_history.py`).

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Run the passes of a shard that are plain, one after the other, without Python.
 
 In a plain pass nothing but bells of front doors rang, the short way (short_way.pyx) took in all
@@ -11,7 +10,6 @@ implementation, and this file has the order of the steps alone.
 from libc.stdint cimport uint64_t
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, clockid_t, timespec
 
-from shardmq.shardd.short_way cimport ShortWay
 from shardmq.shardd.wire.polling cimport epoll_event, epoll_wait
 from shardmq.shardd.wire.ring cimport LaneState
 
