@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from shardmq.shardd.peers import Peer
 from shardmq.shardd.queues import Queue
 from shardmq.shardd.queues.entry import ENDLESS, PLACE, REDELIVERED
-from shardmq.shardd.queues.order import marked
+from shardmq.shardd.queues.state import marked
 from shardmq.shardd.queues.store import bytes_of
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import Serving

@@ -40,9 +40,8 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
 from shardmq.shardd.grown cimport reserve
-from shardmq.shardd.queues.order cimport Ready
 from shardmq.shardd.queues.state cimport (
-    BacklogState, ConsumerState, ConsumersState, DispatchState, QueueState, Unacked, Window,
+    BacklogState, ConsumerState, ConsumersState, DispatchState, QueueState, Ready, Unacked, Window,
 )
 from shardmq.shardd.store.format.layout cimport (
     MESSAGE_BYTES_MIN, NO_TTL, RECORD_HEADER, kind_of, message_bytes, u16, u32, u64,

@@ -19,10 +19,9 @@ from shardmq.shardd.queues.departures import Departures
 from shardmq.shardd.queues.entry import ENDLESS, EXPIRY, HAS_BCC, OWN_LETTERS, PLACE, Facts
 from shardmq.shardd.queues.held_back import HeldBack
 from shardmq.shardd.queues.limits import EXPIRED, MAXLEN, REFUSED, Limits
-from shardmq.shardd.queues.order import Ready, judge, marked, merged
 from shardmq.shardd.queues.resting import Resting
 from shardmq.shardd.queues.rules import rules_of
-from shardmq.shardd.queues.state import BacklogState, Counters
+from shardmq.shardd.queues.state import BacklogState, Counters, Ready, judge, marked, merged
 from shardmq.shardd.queues.store import SIZES_BYTES, STEP_MESSAGES, Arrival, Store, bytes_of
 
 ALL = 1 << 62

@@ -5,7 +5,7 @@ Nobody consumes from it.
 
 The expiry of a message is the time at which it is due. The record of the message has that time in
 64 bits, a ttl of 0 and no priority, so a recovery knows the time from the records alone. In memory
-a waiting message takes 16 bytes, ordered by time (order.pyx); its bytes lie in the store. A due
+a waiting message takes 16 bytes, ordered by time (order.pxi); its bytes lie in the store. A due
 message goes the way of dead letters, with a reason of its own, and is settled when its copies are
 safe. No limit applies.
 """
@@ -17,8 +17,8 @@ from array import array
 from shardmq.shardd.queues.departures import Departures
 from shardmq.shardd.queues.dispatch import Outlet
 from shardmq.shardd.queues.limits import DUE, Limits
-from shardmq.shardd.queues.order import DueOrder
 from shardmq.shardd.queues.queue import Queue
+from shardmq.shardd.queues.state import DueOrder
 from shardmq.shardd.queues.store import Arrival, Store
 
 # The most messages that become due in one pass of the queue.

@@ -21,8 +21,7 @@ from shardmq.shardd.queues.backlog import Backlog
 from shardmq.shardd.queues.consumers import Consumer, Consumers
 from shardmq.shardd.queues.entry import ENDLESS, REDELIVERED
 from shardmq.shardd.queues.log_order import LEEWAY, TURN_BYTES, LogOrder, OrderedQueue
-from shardmq.shardd.queues.order import Ready, same_mark, total
-from shardmq.shardd.queues.state import DispatchState
+from shardmq.shardd.queues.state import DispatchState, Ready, same_mark, total
 from shardmq.shardd.queues.store import STEP_MESSAGES
 from shardmq.shardd.queues.unacked import Getter
 

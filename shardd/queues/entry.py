@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 
-from shardmq.shardd.queues.order import runs
+from shardmq.shardd.queues.state import runs
 
 REDELIVERED = 1
 PLACE = ~15

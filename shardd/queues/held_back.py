@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 
-from shardmq.shardd.queues.order import Ready
+from shardmq.shardd.queues.state import Ready
 
 
 class HeldBack:

@@ -25,8 +25,7 @@ from shardmq.shardd.queues.dispatch import Dispatch, Outlet
 from shardmq.shardd.queues.entry import PLACE, REDELIVERED
 from shardmq.shardd.queues.heads import Head
 from shardmq.shardd.queues.limits import MAXLEN, REFUSED, REJECTED, Limits
-from shardmq.shardd.queues.order import marked, merged
-from shardmq.shardd.queues.state import Counters, QueueState
+from shardmq.shardd.queues.state import Counters, QueueState, marked, merged
 from shardmq.shardd.queues.store import STEP_MESSAGES, Arrival, Store, bytes_of
 from shardmq.shardd.queues.unacked import Getter
 

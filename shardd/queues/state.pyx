@@ -4,7 +4,8 @@
 Python decides; these classes only keep. `Counters`, `Window` and `Unacked` are whole. Each other
 class is the memory of the Python class that derives from it: `Consumer` of `ConsumerState`, and so
 on. An attribute that the short way reads costs it one load here, and some 60 instructions in a
-Python object. To Python an attribute here costs a little more than a slot.
+Python object. To Python an attribute here costs a little more than a slot. The orders in which
+messages wait are in order.pxi.
 """
 
 from cpython.array cimport array, clone
@@ -330,3 +331,6 @@ cdef class DispatchState:
 
 cdef class QueueState:
     """The state of a queue."""
+
+
+include "order.pxi"

@@ -6,7 +6,7 @@ from array import array
 from typing import Final, Protocol
 
 from shardmq.shardd.lending import LentMessages
-from shardmq.shardd.queues.order import total
+from shardmq.shardd.queues.state import total
 
 # The most entries that are handed out or let go in one step.
 STEP_MESSAGES: Final = 8192

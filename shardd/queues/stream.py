@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from shardmq.shardd.queues.consumers import NO_STOP, Consumer, Reader
 from shardmq.shardd.queues.dispatch import Outlet
 from shardmq.shardd.queues.limits import UNLIMITED, Limits
-from shardmq.shardd.queues.order import total
 from shardmq.shardd.queues.queue import Queue
+from shardmq.shardd.queues.state import total
 from shardmq.shardd.queues.store import Arrival, Store
 from shardmq.shardd.queues.unacked import Getter
 

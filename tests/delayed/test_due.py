@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardmq.shardd.queues import Kind, Queue, Roster, limits_of
 from shardmq.shardd.queues.delay_queue import DEPARTING_MAX
 from shardmq.shardd.queues.limits import DUE
-from shardmq.shardd.queues.order import DueOrder
+from shardmq.shardd.queues.state import DueOrder
 from tests.reference import due as reference
 from tests.support.dict_store import DictArrival, DictStore
 

@@ -10,7 +10,7 @@ import pytest
 from shardmq.shardd.queues import limits_of
 from shardmq.shardd.queues.entry import EXPIRY, Facts
 from shardmq.shardd.queues.limits import Limits
-from shardmq.shardd.queues.order import judge
+from shardmq.shardd.queues.state import judge
 
 LATER = 1 << 45
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.queues import order
+from shardmq.shardd.queues import state
 from tests.reference import ready as reference
 
-# Of a chunk in order.pyx; a queue of more than four has chunks that are packed.
+# Of a chunk in order.pxi; a queue of more than four has chunks that are packed.
 CHUNK_ENTRIES = 4096
 STEPS = st.lists(
     st.tuples(
@@ -47,7 +47,7 @@ def test_entries_come_in_order_and_go_back_to_their_place(
     steps: list[tuple[str, int]], seed: int
 ) -> None:
     pick = random.Random(seed)
-    both = (order.Ready(), reference.Ready())
+    both = (state.Ready(), reference.Ready())
     out: list[int] = []
     last = 1 << 32
     for step, count in steps:
@@ -87,7 +87,7 @@ def test_a_deep_backlog_costs_little_memory(distance: int, bytes_each: float) ->
     """Messages have one size or different sizes, alone or between those of other queues."""
     pick = random.Random(distance)
     count = 1_000_000
-    queue = order.Ready()
+    queue = state.Ready()
     last, entries = 1 << 32, array("Q")
     for _ in range(count):
         last += 16 * pick.randint(max(1, distance // 2), distance)
@@ -103,8 +103,8 @@ def test_a_deep_backlog_costs_little_memory(distance: int, bytes_each: float) ->
 def test_marks_are_the_plain_ones(values: list[int], start: int) -> None:
     entries = array("Q", values)
     start %= len(entries)
-    assert order.marked(entries) == reference.marked(entries)
-    assert order.same_mark(entries, start) == reference.same_mark(entries, start)
+    assert state.marked(entries) == reference.marked(entries)
+    assert state.same_mark(entries, start) == reference.same_mark(entries, start)
 
 
 @given(st.sets(st.integers(0, 200)), st.randoms())
@@ -112,12 +112,12 @@ def test_two_lists_merge_as_the_plain_ones(places: set[int], pick: random.Random
     both = (array("Q"), array("Q"))
     for place in sorted(places):
         pick.choice(both).append(place << 4 | pick.getrandbits(1))
-    assert order.merged(*both) == reference.merged(*both)
+    assert state.merged(*both) == reference.merged(*both)
 
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), max_size=40))
 def test_sums_do_not_wrap(values: list[int]) -> None:
-    assert order.total(array("I", values)) == reference.total(array("I", values))
+    assert state.total(array("I", values)) == reference.total(array("I", values))
 
 
 TIMES = st.integers(0, 100) | st.integers(1 << 40, 1 << 45)
@@ -152,18 +152,18 @@ def test_new_messages_are_judged_as_the_slow_way_does(
         else None
     )
     times = array("Q", [published for _, _, published in said]) if with_times else None
-    kept, parts = order.judge(entries, facts, times, now, ttl, levels)
+    kept, parts = state.judge(entries, facts, times, now, ttl, levels)
     assert (kept, parts) == reference.judge(entries, facts, times, now, ttl, levels)
-    assert order.runs(entries, kept, before) == reference.runs(entries, kept, before)
+    assert state.runs(entries, kept, before) == reference.runs(entries, kept, before)
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
     one, two = array("Q", [16]), array("Q", [16, 32])
     for call in (
-        lambda: order.judge(two, one, None, 0, None, 0),
-        lambda: order.judge(two, None, one, 0, None, 0),
-        lambda: order.judge(two, None, None, 0, None, 256),
-        lambda: order.runs(two, one, None),
+        lambda: state.judge(two, one, None, 0, None, 0),
+        lambda: state.judge(two, None, one, 0, None, 0),
+        lambda: state.judge(two, None, None, 0, None, 256),
+        lambda: state.runs(two, one, None),
     ):
         with pytest.raises(ValueError):
             call()

@@ -1,4 +1,4 @@
-"""The entries of shardd/queues/order.pyx that are due, in plain Python.
+"""The entries of shardd/queues/order.pxi that are due, in plain Python.
 
 Entries come by their times, then in the order of publishing.
 """

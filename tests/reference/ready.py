@@ -1,4 +1,4 @@
-"""shardd/queues/order.pyx in plain Python: entries in order, and a way back to their places."""
+"""shardd/queues/order.pxi in plain Python: entries in order, and a way back to their places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Keep the orders in which the messages of a queue wait: `Ready` by place, `DueOrder` by time.
 
 An entry is a u64 (see entry.py). Entries ascend by position (`entry & ~15`). The functions at the
@@ -26,7 +25,6 @@ cdef enum:
 cdef uint64_t PLACE = ~<uint64_t> 15
 cdef uint64_t EXPIRY = (<uint64_t> 1 << 56) - 1  # see entry.py
 cdef uint64_t PLACE_BITS = (<uint64_t> 1 << 60) - 1
-cdef array ENTRIES = array("Q")
 
 cdef uint8_t[CHUNK_ENTRIES * PACKED_BYTES_MAX] scratch
 
