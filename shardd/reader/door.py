@@ -2,7 +2,7 @@
 
 The connection is that of one of the front door's users. It needs no password: only the broker's own
 user can reach the socket of the front door, and the HTTP call has proved who its user is. This is a
-blocking driver of `supervisor/amqp_client.py`. The frames of the messages come from `publishes.pyx`
+blocking driver of `supervisor/amqp_client.py`. The frames of the messages come from `publishes.pxi`
 and go straight to the socket, past the client.
 """
 

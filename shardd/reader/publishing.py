@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardmq.shardd.reader.buffers import Column, Publishes
 from shardmq.shardd.reader.door import Closed, Outcome, Session, Unavailable
-from shardmq.shardd.reader.publishes import Column, Publishes
 from shardmq.shardd.reader.scanning import Refused
 from shardmq.shardd.store.format.columns import PROPERTY_COLUMNS
 from shardmq.shardd.wire.reader_protocol import Answer, Publish

@@ -19,9 +19,9 @@ from shardmq.shardd.directories import (
     stream_directory,
     vhost_directory,
 )
+from shardmq.shardd.reader.buffers import Sender
 from shardmq.shardd.reader.ipc import END, batch_head
 from shardmq.shardd.reader.pace import Pacer
-from shardmq.shardd.reader.sending import Sender
 from shardmq.shardd.store.errors import Corrupt, FormatTooNew
 from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.store.format.columns import Columns, Filter

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmq.shardd.reader.arrow import arrays_of, bits_of, schema_of
+from shardmq.shardd.reader.buffers import Sender
 from shardmq.shardd.reader.ipc import END, batch_head
-from shardmq.shardd.reader.sending import Sender
 from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.store.format.columns import Columns
 from shardmq.shardd.store.streams import StreamLog

@@ -1,4 +1,4 @@
-"""Rows as store/columns.pyx makes them and publishes.pyx takes them, in plain Python."""
+"""Rows as store/columns.pyx makes them and publishes.pxi takes them, in plain Python."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 from typing_extensions import Buffer
 
+from shardmq.shardd.reader.ipc import BatchHead
+from shardmq.shardd.store.format.columns import Arrays, Sink
+
 class Column:
     rows: int
     def __init__(
@@ -28,3 +31,15 @@ class Publishes:
         sequence: int = 0,
     ) -> None: ...
     def encode(self, row: int, bytes_max: int) -> tuple[bytearray, int]: ...
+
+class Sender(Sink):
+    def __init__(
+        self,
+        arrays: Arrays,
+        head: BatchHead,
+        handle: int,
+        chunked: bool,
+        timeout_ms: int,
+        pause_bytes: int,
+    ) -> None: ...
+    def take_sent(self) -> int: ...

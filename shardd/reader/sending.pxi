@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Send batches of rows as record batches of an Arrow IPC stream (drawn in ipc.py).
 
 A batch is framed and written to a descriptor straight from the memory of its columns. A scan makes

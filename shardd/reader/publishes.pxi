@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Turn rows of Arrow columns into basic.publish: method, header and body frames, back to back.
 
 This file knows how Arrow's arrays lie in memory (drawn in store/format/columns.pyx) and the frames
