@@ -7,7 +7,6 @@ The classes are in hot_state.pyx.
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from shardmq.broker.amqp.frames cimport Sizes
-from shardmq.broker.front_door.pace cimport Pace, Reads
 from shardmq.shardd.wire.codec cimport Tally
 from shardmq.shardd.wire.packer cimport Packer
 from shardmq.shardd.wire.ring cimport LaneState, Taker
@@ -206,6 +205,30 @@ cdef class OutputState:
     cpdef add_then_credit(self, data, uint32_t shard, uint32_t epoch, uint64_t credit)
     cpdef credit_when_written(self, uint32_t shard, uint32_t epoch, uint64_t credit)
     cdef bint send(self, int fd) except -1
+
+
+cdef class Pace:
+    cdef double _tick_s, _last_pass
+    cdef double _busy_then  # less than 0: not known
+    cdef bint _small_reads, _waited
+    cdef unsigned long long _came  # things in this pass so far
+    cdef int _alone  # passes in a row that waited for nothing
+    cdef int _at_once  # how many of the next passes do not wait
+    cdef unsigned int _reader  # the client that was read last
+    cdef int _company  # in how many of the next passes it has company
+    cdef object _clock, _busy
+
+    cdef double wait(self) except? -1
+    cdef double next(self, double now, double busy) noexcept
+    cpdef read_by(self, unsigned int client)
+    cpdef came(self, unsigned long long things)
+    cpdef was_large(self)
+
+
+cdef class Reads:
+    cdef public int full, short, held
+
+    cpdef bint may_wait(self)
 
 
 cdef class PassState:

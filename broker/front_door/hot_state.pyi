@@ -1,7 +1,7 @@
+from collections.abc import Callable
 from typing import Any
 
 from shardmq.broker.amqp.frames import Sizes
-from shardmq.broker.front_door.pace import Pace, Reads
 from shardmq.shardd.wire.codec import Tally
 from shardmq.shardd.wire.packer import Packer
 
@@ -14,6 +14,12 @@ DELIVERY_CREDIT_BYTES: int
 CREDITS_MAX: int
 BATCH_BYTES_MIN: int
 SHARED_BATCH_BYTES_MIN: int
+PASSES_HELD_MAX: int
+TIMES_ITS_WORK: float
+ALONE_PASSES: int
+AT_ONCE_PASSES: int
+COMPANY_PASSES: int
+MUCH: int
 
 class MessageCounts:
     received: int
@@ -267,3 +273,21 @@ class SocketState:
     def mark_dirty(self) -> None: ...
     def flush(self) -> None: ...
     def write(self, data: bytes) -> None: ...
+
+class Pace:
+    def __init__(
+        self,
+        tick_s: float,
+        clock: Callable[[], float] | None = None,
+        busy: Callable[[], float] | None = None,
+    ) -> None: ...
+    def distance(self, now: float, busy: float | None) -> float: ...
+    def read_by(self, client: int) -> None: ...
+    def came(self, things: int) -> None: ...
+    def was_large(self) -> None: ...
+
+class Reads:
+    full: int
+    short: int
+    held: int
+    def may_wait(self) -> bool: ...

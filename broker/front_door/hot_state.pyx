@@ -5,6 +5,7 @@ Each class here is the base of a Python class, which has all else of the same th
 Channel, Confirms, Limit, ConsumingChannel, Consumer, Unacked, Settles, ShardLink, Output, PassLoop,
 Spans and ClientSocket. A fact is in one of the two classes, never in both. Python reads and sets
 the attributes like any others; the short way (short_way.pyx) reads and sets them without Python.
+What the passes keep to decide when small reads may pile up is in pace.pxi.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -1013,3 +1014,6 @@ cdef class SocketState:
         self.output.add_then_credit(data, shard, epoch, credit)
         self.mark_dirty()
         return 0
+
+
+include "pace.pxi"

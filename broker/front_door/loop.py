@@ -3,7 +3,7 @@
 A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at
 its end, together: confirms, one batch per shard, one write per client. While clients send little at
 a time, and often, passes keep a distance (`tick_us`): the loop sleeps but for what the shards say,
-and what clients have sent meanwhile is done in one go. pace.pyx decides who waits.
+and what clients have sent meanwhile is done in one go. pace.pxi decides who waits.
 
 Clients that publish to a shard with no room are not read until the shard has taken enough.
 """
@@ -17,9 +17,8 @@ from typing import Protocol
 
 from shardmq.broker.amqp import frames
 from shardmq.broker.front_door.connection.output import Output
-from shardmq.broker.front_door.hot_state import PassState
+from shardmq.broker.front_door.hot_state import Pace, PassState
 from shardmq.broker.front_door.links.shard_links import ShardLinks
-from shardmq.broker.front_door.pace import Pace
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.time_slices import TimeSlices
 from shardmq.broker.front_door.watch import Watch

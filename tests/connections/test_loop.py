@@ -11,10 +11,10 @@ from shardmq.broker.front_door.hot_state import (
     BATCH_BYTES_MIN,
     SHARED_BATCH_BYTES_MIN,
     ConfirmsState,
+    Pace,
     SocketState,
 )
 from shardmq.broker.front_door.loop import PassLoop
-from shardmq.broker.front_door.pace import Pace
 from tests.connections.connection_play import Aio, Publishing, Shards
 
 

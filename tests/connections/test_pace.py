@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.pace import (
+from shardmq.broker.front_door.hot_state import (
     ALONE_PASSES,
     AT_ONCE_PASSES,
     COMPANY_PASSES,
@@ -17,7 +17,7 @@ from shardmq.broker.front_door.pace import (
     Pace,
     Reads,
 )
-from shardmq.broker.front_door.pace import (
+from shardmq.broker.front_door.hot_state import (
     MUCH as MANY,
 )
 from tests.reference import pace as reference

@@ -39,9 +39,9 @@ SOURCES = sorted(
 )
 
 # The short ways of a shard and of a front door are compiled, too, and so are the passes of a front
-# door (pace.pyx, watch.pyx) and its anteroom, and the loops of bridges over bytes (relay.pyx).
+# door (watch.pyx) and its anteroom, and the loops of bridges over bytes (relay.pyx).
 # Otherwise this number only gets smaller.
-COMPILED_MAX = 25
+COMPILED_MAX = 24
 
 # Headers of our own; those of C stand in angle brackets.
 HEADER = re.compile(r'^\s*cdef extern from "(?!<)([^"]+)"', re.MULTILINE)

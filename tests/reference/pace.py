@@ -1,4 +1,4 @@
-"""broker/front_door/pace.pyx in plain Python: how long small reads and small batches pile up.
+"""broker/front_door/pace.pxi in plain Python: how long small reads and small batches pile up.
 
 Times are in seconds and given by the caller. `now` is of one clock, `busy` is the processor time
 that the thread has had.
@@ -6,7 +6,7 @@ that the thread has had.
 
 from __future__ import annotations
 
-from shardmq.broker.front_door.pace import (
+from shardmq.broker.front_door.hot_state import (
     ALONE_PASSES,
     AT_ONCE_PASSES,
     COMPANY_PASSES,

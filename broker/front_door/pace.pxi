@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Decide when a front door lets small reads, or small batches of large reads, pile up.
 
 Clients that write one message at a time would turn each into a wake-up of every process on its way.
