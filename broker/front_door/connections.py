@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardmq.broker.amqp import answers, start_frame, tune_frame
-from shardmq.broker.front_door.anteroom import SOON_S, Anteroom
 from shardmq.broker.front_door.connection.connection import NOBODY_NEW, ClientConnection
 from shardmq.broker.front_door.connection.output import Stream
 from shardmq.broker.front_door.connection.socket import PAUSE_SLICE
 from shardmq.broker.front_door.proxy import IPV4_AS_IPV6, Peer
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Newcomer, TlsPeer
+from shardmq.broker.front_door.short_way import SOON_S, Anteroom
 from shardmq.broker.front_door.vhost_counts import VhostCounts
 from shardmq.broker.shared.logins import MECHANISMS
 

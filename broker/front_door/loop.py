@@ -20,8 +20,8 @@ from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.hot_state import Pace, PassState
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.short_way import Watch
 from shardmq.broker.front_door.time_slices import TimeSlices
-from shardmq.broker.front_door.watch import Watch
 from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, Run
 from shardmq.shardd.wire.spin import Spin
 

@@ -15,10 +15,9 @@ from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.session import Lesson
-from shardmq.broker.front_door.short_way import ShortWay
+from shardmq.broker.front_door.short_way import ShortWay, Watch
 from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.front_door.vhost_counts import VhostCounts
-from shardmq.broker.front_door.watch import Watch
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.cluster_name import cluster_name

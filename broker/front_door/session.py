@@ -39,7 +39,7 @@ class TlsPeer(NamedTuple):
 class Lesson(NamedTuple):
     """A login that was right, and the vhosts (in UTF-8) that it opened without a limit.
 
-    Newcomers that say and come from the same may use it (anteroom.pyx).
+    Newcomers that say and come from the same may use it (anteroom.pxi).
     """
 
     user: str

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What watch.pyx calls of the short way."""
+"""Declare what the short way keeps of a front door and of a client."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 

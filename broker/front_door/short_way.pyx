@@ -33,6 +33,9 @@ route of the kind CALLER is enough. An ack is judged by `Inlet.settle`, a delive
 `is_plain_delivery`. tests/connections/test_short_way.py plays random histories both ways; have it
 play the feature, too.
 
+watch.pxi has the passes that read sockets and rings by inlets and outlets, anteroom.pxi what is
+plain of connections that begin and end.
+
 `SHARDMQ_FASTPATH=0` in the environment switches the short way off (shardd/wire/short_ways.py).
 """
 
@@ -40,8 +43,10 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.set cimport PySet_GET_SIZE
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
+from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 from shardmq.broker.amqp.contents cimport deliveries_of
 from shardmq.broker.amqp.frames cimport (
@@ -59,22 +64,12 @@ from shardmq.shardd.wire.publishes cimport Row as PackedRow
 from shardmq.shardd.wire.ring cimport Taker
 from shardmq.shardd.wire.routes cimport Routes
 
-cdef extern from "<time.h>" nogil:
-    ctypedef long time_t
-    struct timespec:
-        time_t tv_sec
-        long tv_nsec
-    int clock_gettime(int clock, timespec *now)
-    int CLOCK_REALTIME
-
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void *data, size_t size, int flags)
     int MSG_DONTWAIT
 
-cdef extern from "<errno.h>" nogil:
-    int errno
-    int EAGAIN
-    int EINTR
+cdef extern from "<unistd.h>" nogil:
+    int c_close "close"(int fd)
 
 cdef extern from *:
     int __builtin_popcountll(unsigned long long) noexcept nogil
@@ -118,6 +113,12 @@ cdef inline uint64_t now_ms() noexcept nogil:
     cdef timespec now
     clock_gettime(CLOCK_REALTIME, &now)
     return <uint64_t> now.tv_sec * 1000 + now.tv_nsec // 1000000
+
+
+cdef inline double seconds() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <double> now.tv_sec + <double> now.tv_nsec * 1e-9
 
 
 cdef class ShortWay:
@@ -740,3 +741,9 @@ cdef bint is_whole(const uint8_t *message, size_t size) noexcept:
 cdef inline bint is_plain_delivery(ConsumerState consumer):
     """Return whether a delivery to this consumer needs nothing but the usual."""
     return consumer.announced and consumer.reading is None
+
+
+include "watch.pxi"
+
+
+include "anteroom.pxi"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from shardmq.broker.front_door.anteroom import HANDSHAKE_S, OPEN_S
 from shardmq.broker.front_door.proxy import Peer
+from shardmq.broker.front_door.short_way import HANDSHAKE_S, OPEN_S
 from shardmq.broker.model.changes import ParameterPut, UserPut
 from shardmq.broker.shared.logins import TakesLong
 from tests.amqp.bytes_of import HEADER, method, publish

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_second")
 
 SEEDS = range(int(os.environ.get("WATCH_SEEDS", "8")))
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
-LOOKS_S = 0.001  # no look begins behind so many seconds of looks (watch.pyx)
+LOOKS_S = 0.001  # no look begins behind so many seconds of looks (watch.pxi)
 PASS_S = 0.0003  # takes a pass that is said to take long
 
 

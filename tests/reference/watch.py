@@ -1,4 +1,4 @@
-"""broker/front_door/watch.pyx in plain Python: a pass over sockets and rings."""
+"""broker/front_door/watch.pxi in plain Python: a pass over sockets and rings."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class ClientConnection:
         trusted: bool = False,
         newcomer: Newcomer = NOBODY_NEW,
     ) -> None:
-        """Begin a connection, or go on from a newcomer (anteroom.pyx).
+        """Begin a connection, or go on from a newcomer (anteroom.pxi).
 
         `tls` is what a TLS handshake told; `trusted` as in Session.
         """

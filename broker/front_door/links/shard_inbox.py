@@ -13,7 +13,7 @@ import time
 import zmq
 
 from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLink
-from shardmq.broker.front_door.watch import Watch
+from shardmq.broker.front_door.short_way import Watch
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The anteroom of a front door: connections that have done nothing yet but log in.
 
 Some clients connect for each thing they do, and some only to see whether the broker is there. A
@@ -24,7 +23,6 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, errno
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from shardmq.broker.amqp.octets cimport get16, get32
 from shardmq.shardd.wire.polling cimport (
@@ -38,11 +36,9 @@ cdef extern from "<sys/socket.h>" nogil:
         pass
     struct sockaddr_storage:
         pass
-    ssize_t recv(int fd, void *data, size_t size, int flags)
     ssize_t send(int fd, const void *data, size_t size, int flags)
     int accept4(int fd, sockaddr *address, socklen_t *size, int flags)
     int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
-    int MSG_DONTWAIT
     int MSG_NOSIGNAL
     int SOCK_NONBLOCK
     int SOCK_CLOEXEC
@@ -61,20 +57,15 @@ cdef extern from "<netinet/in.h>" nogil:
 cdef extern from "<netinet/tcp.h>" nogil:
     int TCP_NODELAY
 
-cdef extern from "<unistd.h>" nogil:
-    int close(int fd)
-
 cdef enum:
     # States, in their order.
     HEADER, START_OK, TUNE_OK, OPEN, OPENED, CLOSING
-    EVENTS_MAX = 64
+    NEWS_MAX = 64
     ACCEPT_BURST = 64  # connections taken from a listening socket before others are served again
     READ_BYTES = 4096
     SAID_BYTES_MAX = 4096  # what a newcomer may say; one that says more becomes a connection
     ANSWER_BYTES_MAX = 8192
     CHANNELS_MAX = 63  # the highest number of a channel
-    METHOD_FRAME = 1
-    FRAME_END = 0xCE
     FRAME_HEAD = 7
     FRAME_OVERHEAD = 8
     FRAME_BYTES_MIN = 4096  # of frame_max
@@ -100,12 +91,6 @@ cdef double C_LINGER_S = 1.0
 OPEN_S, HANDSHAKE_S, LINGER_S = C_OPEN_S, C_HANDSHAKE_S, C_LINGER_S
 # settle() is due again after so long while there are newcomers that have opened, or only others.
 SOON_S, LATER_S = 0.002, 0.05
-
-
-cdef inline double clock() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <double> now.tv_sec + now.tv_nsec * 1e-9
 
 
 cdef bint is_ascii(const uint8_t *text, size_t size) noexcept nogil:
@@ -180,7 +165,7 @@ cdef class Anteroom:
 
     def __dealloc__(self):
         if self.epoll > 0:
-            close(self.epoll)
+            c_close(self.epoll)
 
     def offer(self, bytes tune not None, uint32_t channels_max, uint32_t frame_bytes_max):
         """Offer these limits from now on; `tune` is the frame that says them."""
@@ -226,10 +211,10 @@ cdef class Anteroom:
 
     def ready(self):
         """Accept who comes, and answer what newcomers say. The caller has seen `epoll` readable."""
-        cdef epoll_event events[EVENTS_MAX]
+        cdef epoll_event events[NEWS_MAX]
         cdef int count, at, fd, left
         cdef Newcomer who
-        count = epoll_wait(self.epoll, events, EVENTS_MAX, 0)
+        count = epoll_wait(self.epoll, events, NEWS_MAX, 0)
         for at in range(count):
             fd = events[at].data.fd
             who = self.newcomers.get(fd)
@@ -258,17 +243,17 @@ cdef class Anteroom:
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
         if getnameinfo(<sockaddr *> &address, size, host, HOST_BYTES, service, SERVICE_BYTES,
                        NI_NUMERICHOST | NI_NUMERICSERV):
-            close(fd)
+            c_close(fd)
             return 0
         try:
             self.watch(fd)
         except OSError:
-            close(fd)
+            c_close(fd)
             raise
         who = Newcomer.__new__(Newcomer)
         who.fd = fd
         who.state = HEADER
-        who.since = clock()
+        who.since = seconds()
         who.host = host
         who.port = int(service)
         self.newcomers[fd] = who
@@ -369,7 +354,7 @@ cdef class Anteroom:
                 return 0
             self.say(self.close_ok)
             who.state = CLOSING
-            who.since = clock()
+            who.since = seconds()
             return size  # what comes behind a close is discarded
         else:
             return 0
@@ -415,7 +400,7 @@ cdef class Anteroom:
         who.vhost = vhost.decode()
         self.say(self.open_ok)
         who.state = OPENED
-        who.since = clock()
+        who.since = seconds()
         return True
 
     cdef bint on_channel(
@@ -472,7 +457,7 @@ cdef class Anteroom:
     cdef int drop(self, Newcomer who) except -1:
         """Close the socket of a newcomer that has gone."""
         del self.newcomers[who.fd]
-        close(who.fd)
+        c_close(who.fd)
         if who.state != CLOSING:
             self.count(who)
         return 0
@@ -487,7 +472,7 @@ cdef class Anteroom:
                 who.heartbeat_s, who.channels, who.channels_opened
             )
             if who.state == OPENED
-            else (clock() - who.since, who.key, None, "", 0, 0, 0, 0, 0, who.state > START_OK)
+            else (seconds() - who.since, who.key, None, "", 0, 0, 0, 0, 0, who.state > START_OK)
         )
         self.meet(
             who.fd, who.host.decode(), who.port,
@@ -509,7 +494,7 @@ cdef class Anteroom:
         Return after how many seconds that is due again: 0 if there are no newcomers.
         """
         cdef Newcomer who
-        cdef double now = clock(), age
+        cdef double now = seconds(), age
         cdef bint soon = False
         for who in list(self.newcomers.values()):
             if who.fd not in self.newcomers:

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Run the passes of a front door over the sockets and rings that are plain, without Python.
 
 The event loop of a front door would call a Python function for each socket that is readable, for
@@ -15,10 +14,9 @@ look at rings and sockets again before the event loop sleeps (shardd/wire/spin.p
 from cpython.list cimport PyList_GET_SIZE
 from libc.errno cimport EEXIST, errno
 from libc.stdint cimport uint64_t
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.time cimport timespec
 
 from shardmq.broker.front_door.hot_state cimport LinkState, PassState
-from shardmq.broker.front_door.short_way cimport Inlet
 from shardmq.shardd.wire.polling cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, POLLIN, epoll_create1, epoll_ctl,
     epoll_event, epoll_wait, pollfd, ppoll,
@@ -28,7 +26,6 @@ from shardmq.shardd.wire.ring cimport LaneState
 from shardmq.shardd.wire.ring import look_again
 
 cdef extern from "<unistd.h>" nogil:
-    int c_close "close"(int fd)
     ssize_t c_read "read"(int fd, void *data, size_t size)
 
 cdef extern from "<string.h>" nogil:
@@ -50,12 +47,6 @@ cdef enum:
 
 # No look begins behind this many seconds of looks: timers, listeners and others wait meanwhile.
 cdef double LOOKS_S = 0.001
-
-
-cdef inline double seconds() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <double> now.tv_sec + <double> now.tv_nsec * 1e-9
 
 
 cdef class Bell:
