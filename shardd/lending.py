@@ -1,6 +1,6 @@
 """Know the bodies that front doors have lent to this shard: where they lie, and which can be freed.
 
-A shard maps the memory of each front door that lends bodies (wire/bodies.pyx). The store keeps the
+A shard maps the memory of each front door that lends bodies (wire/bodies.pxi). The store keeps the
 place of such a body until the bytes are needed in its segment, or the segment needs no bytes any
 more. Then the store gives the *hold* of the body back, and the front door hears of it in a FREED
 message.
@@ -51,7 +51,7 @@ class Lender:
 class LentMessages:
     """Stored messages on their way to consumers, whose bodies stay where a front door has them.
 
-    `places` has each message with the place of its body instead of the body (wire/bodies.pyx). The
+    `places` has each message with the place of its body instead of the body (wire/bodies.pxi). The
     length is what the messages weigh in windows and passes.
     """
 

@@ -27,8 +27,8 @@ from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
 from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
-from shardmq.shardd.wire.ring import Reader, look_again
 from shardmq.shardd.wire.session import SessionKeys
+from shardmq.shardd.wire.shared_memory import Reader, look_again
 from shardmq.shardd.wire.spin import Spin
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from libc.stdint cimport uint64_t
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, clockid_t, timespec
 
 from shardmq.shardd.wire.polling cimport epoll_event, epoll_wait
-from shardmq.shardd.wire.ring cimport LaneState
+from shardmq.shardd.wire.shared_memory cimport LaneState
 
 cdef enum:
     # Descriptors that are reported at once. The others are reported by the next wait.

@@ -7,7 +7,7 @@ from shardmq.shardd.grown cimport Grown
 from shardmq.shardd.queues.state cimport BacklogState, ConsumerState, ConsumersState, QueueState
 from shardmq.shardd.store.open_segment cimport SegmentStoreState
 from shardmq.shardd.wire.codec cimport DeliveryWriter, Tally
-from shardmq.shardd.wire.ring cimport Taker
+from shardmq.shardd.wire.shared_memory cimport Taker
 
 
 cdef class HeldState:

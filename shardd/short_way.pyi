@@ -2,7 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardmq.shardd.wire.codec import DeliveryWriter, Tally
-from shardmq.shardd.wire.ring import Taker
+from shardmq.shardd.wire.shared_memory import Taker
 
 UNPOLLED_MAX: int
 RING: int

@@ -42,8 +42,8 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
 from shardmq.shardd.wire.routes import TARGETS, Routes
+from shardmq.shardd.wire.shared_memory import CONTROL_BYTES, Reader, Writer
 
 READ_BYTES = 64 << 10
 SMALL, LARGE = 16, 32768

@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from shardmq.broker.amqp.frames cimport Sizes
 from shardmq.shardd.wire.codec cimport Tally
 from shardmq.shardd.wire.packer cimport Packer
-from shardmq.shardd.wire.ring cimport LaneState, Taker
+from shardmq.shardd.wire.shared_memory cimport LaneState, Taker
 
 
 cdef class MessageCounts:

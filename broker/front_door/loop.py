@@ -22,7 +22,7 @@ from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.short_way import Watch
 from shardmq.broker.front_door.time_slices import TimeSlices
-from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, Run
+from shardmq.shardd.wire.shared_memory import BODY_BYTES_MIN, Run
 from shardmq.shardd.wire.spin import Spin
 
 log = logging.getLogger("shardmq.broker.front_door.loop")
@@ -70,7 +70,7 @@ class PassLoop(PassState):
     ) -> None:
         self.aio = aio
         self.now = aio.time()
-        # Large bodies that were read are lent to shards from where they are (bodies.pyx). `_run` is
+        # Large bodies that were read are lent to shards from where they are (bodies.pxi). `_run` is
         # the memory that they lie in; None: the bytes of the last read are copied.
         self._own_buffer = self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.large_read_buffer = self.read_buffer  # the same memory, and more behind it

@@ -10,7 +10,7 @@ from shardmq.broker.front_door.hot_state cimport (
     PublishingState, SocketState, SpansState, UnackedState,
 )
 from shardmq.shardd.wire.packer cimport Packer
-from shardmq.shardd.wire.ring cimport Taker
+from shardmq.shardd.wire.shared_memory cimport Taker
 from shardmq.shardd.wire.routes cimport Routes
 
 

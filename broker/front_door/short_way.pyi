@@ -11,7 +11,7 @@ from shardmq.broker.front_door.hot_state import (
 )
 from shardmq.broker.front_door.session import Lesson
 from shardmq.shardd.wire.envelope import Message
-from shardmq.shardd.wire.ring import LaneState, Taker
+from shardmq.shardd.wire.shared_memory import LaneState, Taker
 
 OPEN_S: float
 HANDSHAKE_S: float

@@ -61,7 +61,7 @@ from shardmq.broker.front_door.hot_state cimport (
 from shardmq.broker.front_door.hot_state import NO_HURRY
 from shardmq.shardd.wire.packer cimport PACKED_ALL, PACKED_CHANNEL, Packer
 from shardmq.shardd.wire.publishes cimport Row as PackedRow
-from shardmq.shardd.wire.ring cimport Taker
+from shardmq.shardd.wire.shared_memory cimport Taker
 from shardmq.shardd.wire.routes cimport Routes
 
 cdef extern from "<sys/socket.h>" nogil:

@@ -21,9 +21,9 @@ from shardmq.shardd.wire.polling cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, POLLIN, epoll_create1, epoll_ctl,
     epoll_event, epoll_wait, pollfd, ppoll,
 )
-from shardmq.shardd.wire.ring cimport LaneState
+from shardmq.shardd.wire.shared_memory cimport LaneState
 
-from shardmq.shardd.wire.ring import look_again
+from shardmq.shardd.wire.shared_memory import look_again
 
 cdef extern from "<unistd.h>" nogil:
     ssize_t c_read "read"(int fd, void *data, size_t size)

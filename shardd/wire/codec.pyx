@@ -10,7 +10,7 @@ PUBLISH is drawn in packer.pyx, which makes it. All numbers are little endian an
                    often each of them came back if the queue counts that
                 16 u64 delivery number of the first  24 u32 bytes
                 28 u32 its weight in the window, 0 for its bytes; + 2^31 = LENT
-                32 stored messages, zeros to 8; if LENT, with places instead of bodies (bodies.pyx)
+                32 stored messages, zeros to 8; if LENT, with places instead of bodies (bodies.pxi)
 
 A stored message is drawn in packer.pyx too; here it is bytes.
 """

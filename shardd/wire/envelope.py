@@ -11,7 +11,7 @@ little endian.
     CREDIT     header | (u32 connection, u32 bytes)*
                connection 0 is for publishes, to a front door
     FREED      header | (u32 run, u32 holds)*
-               of lent bodies, see bodies.pyx
+               of lent bodies, see bodies.pxi
     CONTROL    header | msgpack
 """
 

@@ -35,10 +35,16 @@ from typing import NamedTuple, Self
 import msgspec
 
 from shardmq.shardd.wire import envelope
-from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.envelope import Message, Parts
 from shardmq.shardd.wire.messages import RING
-from shardmq.shardd.wire.ring import CONTROL_BYTES, LaneState, Reader, Taker, Writer
+from shardmq.shardd.wire.shared_memory import (
+    CONTROL_BYTES,
+    BodyMemory,
+    LaneState,
+    Reader,
+    Taker,
+    Writer,
+)
 
 # Bytes of messages under way in one direction. Memory that is never used is never touched. The ring
 # has room for twice the window of publishes (shard_link.py), or twice the window of deliveries to
@@ -52,13 +58,13 @@ MEMORY_BYTES = _RINGS_AT + 2 * RING_BYTES
 # A count of messages that no ring can hold.
 ALL = RING_BYTES
 
-# Where the control block of a ring (ring.pyx) has the positions of its two ends.
+# Where the control block of a ring (ring.pxi) has the positions of its two ends.
 TAIL, HEAD = 0, 64
 _POSITION = struct.Struct("=Q")
 
 # The descriptors that come with an Offer: the memory, the shard's bell, the front door's bell.
 DESCRIPTORS = 3
-# There may be one more: the memory of the bodies that the front door lends (bodies.pyx).
+# There may be one more: the memory of the bodies that the front door lends (bodies.pxi).
 DESCRIPTORS_MAX = 4
 # The longest Offer, encoded.
 OFFER_BYTES_MAX = 4096

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from shardmq.shardd.wire.envelope import Message, Parts
 from shardmq.shardd.wire.lane import ALL, Lane, joined
-from shardmq.shardd.wire.ring import Taker
+from shardmq.shardd.wire.shared_memory import Taker
 
 
 class LocalLane:

@@ -42,7 +42,7 @@ SETTLE = 3  # peer to shard: deliveries acknowledged, rejected, requeued
 CONFIRMED = 4
 CREDIT = 5  # both ways: bytes that the sender has taken in
 CONTROL = 6  # both ways: one struct below
-FREED = 8  # shard to front door: holds of lent bodies that are given back, see bodies.pyx
+FREED = 8  # shard to front door: holds of lent bodies that are given back, see bodies.pxi
 RING = 7  # both ways, no body: the messages that follow come through the ring again, see lane.py
 
 # Flags in the channel of confirm numbers in CONFIRMED. KNOWN: some queue had the message before,
@@ -100,7 +100,7 @@ class Weighed(NamedTuple):
     """The messages of a section of a DELIVER that weigh something else than their bytes.
 
     `weight` is what they take of the window of the connection. `is_lent`: `blob` has the places of
-    the bodies instead of the bodies (bodies.pyx).
+    the bodies instead of the bodies (bodies.pxi).
     """
 
     blob: memoryview

@@ -3,7 +3,7 @@
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from shardmq.shardd.wire.bodies cimport BodyMemory
+from shardmq.shardd.wire.shared_memory cimport BodyMemory
 from shardmq.shardd.wire.publishes cimport Row, Writer
 from shardmq.shardd.wire.routes cimport Route, Routes, Spread
 

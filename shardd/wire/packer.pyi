@@ -1,6 +1,6 @@
-from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.envelope import Buffer, Parts
 from shardmq.shardd.wire.routes import Routes
+from shardmq.shardd.wire.shared_memory import BodyMemory
 
 DONE: int
 CHANNEL: int

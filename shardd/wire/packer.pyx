@@ -14,7 +14,7 @@ All numbers are little endian and come after the 16-byte header (messages.py):
                 26 u8 priority (0xff none)
                 27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.pxd), 4 = HAS_BCC,
                    8 = OWN_LETTERS (entry.py), 16 = LENT: one message, with the place of its body
-                   instead of the body (bodies.pyx)
+                   instead of the body (bodies.pxi)
                 28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
     stored message: u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m],
                     properties, body
@@ -33,7 +33,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from shardmq.shardd.sequence cimport Sequence, sequence_read
-from shardmq.shardd.wire.bodies cimport NO_RUN, BodyMemory
+from shardmq.shardd.wire.shared_memory cimport NO_RUN, BodyMemory
 from shardmq.shardd.wire.buffer cimport (
     KIND_PUBLISH, Bytes, references_weight, reserve, write_header,
 )

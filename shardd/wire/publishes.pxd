@@ -27,7 +27,7 @@ cdef enum:
     PERSISTENT = 1
     IN_SEQUENCE = 2
     LENT = 16
-    # the place of a lent body, see bodies.pyx
+    # the place of a lent body, see bodies.pxi
     LENT_PLACE = 16
 
 cdef struct Row:  # a publish, as broker/amqp/octets.pxd describes it

@@ -32,7 +32,7 @@ from shardmq.broker.shared.config import BrokerConfig
 from shardmq.broker.shared.control import Answer
 from shardmq.broker.shared.logins import TakesLong
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.bodies import BodyMemory
+from shardmq.shardd.wire.shared_memory import BodyMemory
 from tests.amqp.bytes_of import HEADER, method
 
 FD = 5

@@ -35,7 +35,7 @@ from shardmq.broker.shared.config import BrokerConfig
 from shardmq.broker.shared.control import Span
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.ring import Reader, Writer
+from shardmq.shardd.wire.shared_memory import Reader, Writer
 from tests.amqp.bytes_of import HEADER, method
 from tests.connections.connection_play import Aio, Line, Sock
 

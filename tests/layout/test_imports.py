@@ -44,7 +44,7 @@ MADE_FOR = {
         "shardmq.shardd.wire.packer",
         "shardmq.shardd.wire.polling",
         "shardmq.shardd.wire.publishes",
-        "shardmq.shardd.wire.ring",
+        "shardmq.shardd.wire.shared_memory",
         "shardmq.shardd.wire.routes",
     },
 }

@@ -24,9 +24,9 @@ from shardmq.shardd.store.segments.syncs import SEALED_BUFFERS_MAX
 from shardmq.shardd.stores import NoRoom
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as m
-from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, BodyMemory
 from shardmq.shardd.wire.lane import body_memory, joined
 from shardmq.shardd.wire.routes import TARGETS, Routes
+from shardmq.shardd.wire.shared_memory import BODY_BYTES_MIN, BodyMemory
 from tests.reference.wire import Facts, read_of
 from tests.shard.test_large import OneStore
 

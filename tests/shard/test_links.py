@@ -15,7 +15,7 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import Offer, offer
-from shardmq.shardd.wire.ring import wait_for_any
+from shardmq.shardd.wire.shared_memory import wait_for_any
 from shardmq.shardd.wire.spin import Spin
 from tests.support.dict_store import DictHome
 from tests.support.lanes import no_descriptor_left

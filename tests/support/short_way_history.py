@@ -26,7 +26,7 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m
 from shardmq.shardd.wire.lane import joined
 from shardmq.shardd.wire.packer import Packer
-from shardmq.shardd.wire.ring import Reader, Writer
+from shardmq.shardd.wire.shared_memory import Reader, Writer
 from tests.support.faulty_files import FaultyFiles
 
 EPOCH = 7

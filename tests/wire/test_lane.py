@@ -16,7 +16,7 @@ import pytest
 
 from shardmq.shardd.wire import envelope, lane
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.ring import wait_for_any
+from shardmq.shardd.wire.shared_memory import wait_for_any
 from tests.support.lanes import no_descriptor_left, shared_by_two
 
 SMALL = 256

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
+from shardmq.shardd.wire.shared_memory import CONTROL_BYTES, Reader, Writer
 
 START = 4096
 MANY = 1 << 20

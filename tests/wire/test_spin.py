@@ -10,7 +10,7 @@ import time
 import pytest
 
 from shardmq.shardd.wire import spin
-from shardmq.shardd.wire.ring import look_again
+from shardmq.shardd.wire.shared_memory import look_again
 from shardmq.shardd.wire.spin import FRUITLESS, KEPT_NS, SHARE, SKIPPED, Spin
 from tests.wire.test_ring import Pair
 

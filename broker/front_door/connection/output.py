@@ -10,7 +10,7 @@ import socket
 
 from shardmq.broker.front_door.hot_state import OutputState
 from shardmq.broker.front_door.tls import TlsSocket
-from shardmq.shardd.wire.bodies import Run
+from shardmq.shardd.wire.shared_memory import Run
 
 # Unsent output past which a client is not read any more. Deliveries have a window of their own,
 # which the shard keeps.

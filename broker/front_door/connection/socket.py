@@ -27,7 +27,7 @@ from shardmq.broker.front_door.hot_state import SocketState
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import READ_BYTES, PassLoop
 from shardmq.broker.front_door.short_way import Inlet
-from shardmq.shardd.wire.bodies import BODY_BYTES_MIN
+from shardmq.shardd.wire.shared_memory import BODY_BYTES_MIN
 
 log = logging.getLogger("shardmq.broker.front_door.connection.socket")
 

@@ -16,11 +16,10 @@ from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLin
 from shardmq.broker.front_door.short_way import Watch
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
 from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
-from shardmq.shardd.wire.ring import Taker, look_again, wait_for_any
+from shardmq.shardd.wire.shared_memory import BodyMemory, Taker, look_again, wait_for_any
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_inbox")
 

@@ -19,11 +19,11 @@ from shardmq.broker.front_door.consume.settling import Due, Settles
 from shardmq.broker.front_door.hot_state import PUBLISH_WINDOW_BYTES, LinkState
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.dialer import Dialer
 from shardmq.shardd.wire.histogram import Histogram
 from shardmq.shardd.wire.lane import joined
 from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
+from shardmq.shardd.wire.shared_memory import BodyMemory
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_link")
 

@@ -42,10 +42,10 @@ from shardmq.broker.shared.config import BrokerConfig
 from shardmq.cluster.records import SHARDS_MAX
 from shardmq.shardd.wire import envelope, packer, session
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.dialer import Dialer
 from shardmq.shardd.wire.lane import Offer, body_memory
 from shardmq.shardd.wire.local_lane import LocalLane
+from shardmq.shardd.wire.shared_memory import BodyMemory
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
 

@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Records whose body lies elsewhere, in memory that a front door has lent (wire/bodies.pyx).
+"""Records whose body lies elsewhere, in memory that a front door has lent (wire/bodies.pxi).
 
 On the wire such a record is LENT: it holds one message, with the place of the body instead of the
 body. In a segment the record is as long as with its body, but the bytes of the body are not written

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Lend the bodies of large messages: memory that one front door fills, and its shards read.
 
 A front door receives a large body into this memory. A shard is told where the body lies, and tells

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Move messages from one process to another through a ring in shared memory, without locks.
 
     byte 0 of `place`    u64 tail    where the writer goes on; the writer sets it
