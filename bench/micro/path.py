@@ -40,9 +40,9 @@ from shardmq.broker.amqp import contents, frames
 from shardmq.broker.front_door.consume.deliveries import LARGE_BYTES
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.segments import SegmentStore
-from shardmq.shardd.wire import codec, envelope, packer
+from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.routes import TARGETS, Routes
+from shardmq.shardd.wire.codec import TARGETS, Routes
 from shardmq.shardd.wire.shared_memory import CONTROL_BYTES, Reader, Writer
 
 READ_BYTES = 64 << 10
@@ -139,7 +139,7 @@ class Path:
         self._acks = acks
         self._routes = Routes(1)
         self._routes.learn(LINE, TARGETS, [(0, [QUEUE])], True)
-        self._packer = packer.Packer(1)
+        self._packer = codec.Packer(1)
         self._out, self._back = Ring(views=True), Ring(views=False)
         self._shard = Shard(0, EPOCH, 1, OneStore(directory))  # type: ignore[arg-type] # no streams: their part is never asked
         self._batch = self._tag = self._acked = 0

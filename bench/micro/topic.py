@@ -38,7 +38,7 @@ from shardmq.broker.model.changes import (
     UserPut,
     VhostPut,
 )
-from shardmq.shardd.wire import packer
+from shardmq.shardd.wire import codec
 
 QUEUES = 100
 SHARDS = 2
@@ -52,7 +52,7 @@ class Links:
     """The part of the shard links that publishing needs; packed batches are thrown away."""
 
     def __init__(self) -> None:
-        self.packer = packer.Packer(SHARDS)
+        self.packer = codec.Packer(SHARDS)
         self._batch = 0
         self.vhost = "/"
 

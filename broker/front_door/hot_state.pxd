@@ -7,8 +7,7 @@ The classes are in hot_state.pyx.
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from shardmq.broker.amqp.frames cimport Sizes
-from shardmq.shardd.wire.codec cimport Tally
-from shardmq.shardd.wire.packer cimport Packer
+from shardmq.shardd.wire.codec cimport Packer, Tally
 from shardmq.shardd.wire.shared_memory cimport LaneState, Taker
 
 

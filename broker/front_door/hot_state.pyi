@@ -2,8 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardmq.broker.amqp.frames import Sizes
-from shardmq.shardd.wire.codec import Tally
-from shardmq.shardd.wire.packer import Packer
+from shardmq.shardd.wire.codec import Packer, Tally
 
 RUN_S_MAX: float
 PUBLISH_WINDOW_BYTES: int

@@ -9,9 +9,8 @@ from shardmq.broker.front_door.hot_state cimport (
     AllotmentState, ConfirmsState, ConsumerState, Due, LinkState, MessageCounts, PassState,
     PublishingState, SocketState, SpansState, UnackedState,
 )
-from shardmq.shardd.wire.packer cimport Packer
+from shardmq.shardd.wire.codec cimport Packer, Routes
 from shardmq.shardd.wire.shared_memory cimport Taker
-from shardmq.shardd.wire.routes cimport Routes
 
 
 cdef class ShortWay:

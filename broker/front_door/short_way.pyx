@@ -59,10 +59,9 @@ from shardmq.broker.front_door.hot_state cimport (
     UnackedState, Waiting, acks_together,
 )
 from shardmq.broker.front_door.hot_state import NO_HURRY
-from shardmq.shardd.wire.packer cimport PACKED_ALL, PACKED_CHANNEL, Packer
+from shardmq.shardd.wire.codec cimport PACKED_ALL, PACKED_CHANNEL, Packer, Routes
 from shardmq.shardd.wire.publishes cimport Row as PackedRow
 from shardmq.shardd.wire.shared_memory cimport Taker
-from shardmq.shardd.wire.routes cimport Routes
 
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void *data, size_t size, int flags)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from shardmq.shardd.wire import packer
+from shardmq.shardd.wire import codec
 
 EXCHANGE: Final = "x-dead-letter-exchange"
 ROUTING_KEY: Final = "x-dead-letter-routing-key"
@@ -40,5 +40,5 @@ def _name_in(headers: Mapping[str, Any], name: str) -> str | None:
 
 def marks_of(headers: Mapping[str, Any], *, keeps_bcc: bool) -> int:
     """Return the marks of the record of a message; `keeps_bcc`: the stored headers have BCC."""
-    own = 0 if exchange_of(headers) is None else packer.OWN_LETTERS
-    return own | (packer.HAS_BCC if keeps_bcc and BCC in headers else 0)
+    own = 0 if exchange_of(headers) is None else codec.OWN_LETTERS
+    return own | (codec.HAS_BCC if keeps_bcc and BCC in headers else 0)

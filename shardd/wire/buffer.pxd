@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Declare bytes that grow, and the head of every message, for packer.pyx and codec.pyx."""
+"""Declare bytes that grow, and the head of every message, for codec.pyx and packer.pxi."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport malloc, realloc

@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Take PUBLISH messages apart, and put DELIVER messages together and take them apart.
+"""Put PUBLISH and DELIVER messages together, and take them apart.
 
-PUBLISH is drawn in packer.pyx, which makes it. All numbers are little endian and come after the
-16-byte header (messages.py):
+packer.pxi draws PUBLISH and makes it, by the routes of routes.pxi; all else is here. All numbers
+are little endian and come after the 16-byte header (messages.py):
 
     DELIVER  16 u32 sections, u32 zero; section:
                  0 u32 connection  4 u32 consumer  8 u16 channel  12 u32 messages
@@ -12,7 +12,7 @@ PUBLISH is drawn in packer.pyx, which makes it. All numbers are little endian an
                 28 u32 its weight in the window, 0 for its bytes; + 2^31 = LENT
                 32 stored messages, zeros to 8; if LENT, with places instead of bodies (bodies.pxi)
 
-A stored message is drawn in packer.pyx too; here it is bytes.
+A stored message is drawn in packer.pxi too; here it is bytes.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -24,14 +24,12 @@ from libc.string cimport memcpy, memset
 from shardmq.shardd.wire.buffer cimport (
     KIND_DELIVER, LENT_SHARE, Bytes, references_weight, reserve, write_header,
 )
+from shardmq.shardd.wire.publishes cimport LENT, RECORD_HEADER, RUN
 from shardmq.shardd.wire.messages import Publish, Weighed
 
 cdef enum:
     PUBLISH_HEADER = 40
-    RUN = 24
-    RECORD_HEADER = 28
     MESSAGE_BYTES_MIN = 10
-    LENT = 16
     SECTION = 32
     LENT_SECTION = 0x80000000
     TIMES_MAX = 0x3fff
@@ -391,3 +389,7 @@ cdef class Tally:
     @property
     def counts(self):
         return [self.classes[k] for k in range(TALLY_CLASSES)]
+
+
+include "routes.pxi"
+include "packer.pxi"

@@ -764,7 +764,7 @@ class Get(Message, tag="get", frozen=True):
 class Got(Message, tag="got", frozen=True):
     """Answer Get of a front door.
 
-    `message` is one stored message (drawn in packer.pyx), or b"" when the queue is empty.
+    `message` is one stored message (drawn in packer.pxi), or b"" when the queue is empty.
     `remaining` is the number of messages that are still ready.
     """
 

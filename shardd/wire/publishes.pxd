@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The publishes of one shard as they are written: runs and records, which packer.pyx draws.
+"""The publishes of one shard as they are written: runs and records, which packer.pxi draws.
 
 They are made of rows of the table that the AMQP library makes of a read.
 """

@@ -15,7 +15,6 @@ from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut, VhostDelete, VhostPut
 from shardmq.shardd.wire import codec
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire import packer as packing
 from tests.reference.wire import records_of
 
 NO_TTL = 0xFFFFFFFF
@@ -25,7 +24,7 @@ class Links:
     """Two shards, of which the test decides what they say."""
 
     def __init__(self) -> None:
-        self.packer = packing.Packer(2)
+        self.packer = codec.Packer(2)
         self.links = [SimpleNamespace(epoch=1), SimpleNamespace(epoch=1)]
         self.told: list[tuple[int, wire.Message]] = []
         self.waiting: list[tuple[int, Any]] = []

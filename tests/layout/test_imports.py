@@ -41,11 +41,9 @@ MADE_FOR = {
         "shardmq.broker.amqp.frames",
         "shardmq.broker.amqp.octets",
         "shardmq.shardd.wire.codec",
-        "shardmq.shardd.wire.packer",
         "shardmq.shardd.wire.polling",
         "shardmq.shardd.wire.publishes",
         "shardmq.shardd.wire.shared_memory",
-        "shardmq.shardd.wire.routes",
     },
 }
 OPTIONS = "# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False"

@@ -21,9 +21,9 @@ from shardmq.broker.front_door.links.shard_link import (
 from shardmq.broker.front_door.links.shard_requests import ShardDown, ShardRefused, ShardRequests
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
-from shardmq.shardd.wire import codec, envelope, lane, packer
+from shardmq.shardd.wire import codec, envelope, lane
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.routes import TARGETS, Routes
+from shardmq.shardd.wire.codec import TARGETS, Routes
 from tests.reference import wire as reference
 from tests.support.lanes import shared_by_two
 
@@ -66,7 +66,7 @@ class Scene:
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
         self.controls: list[wire.Control] = []
-        self.packer = packer.Packer(1)
+        self.packer = codec.Packer(1)
         self.wire: Any = Wire()
         self.due = Due()
         self.link = ShardLink(
@@ -93,7 +93,7 @@ class Scene:
     def publish(self, waits: Waits | None = None) -> None:
         fact = reference.Facts(1, b"", b"q", 0, b"\0\0", (b"x",), 0xFFFFFFFF, 2, 0xFF, 0)
         buffer, table = reference.read_of([fact])
-        assert self.packer.pack(self.routes, buffer, table, 0, 5, 1, 0) == (1, packer.DONE)
+        assert self.packer.pack(self.routes, buffer, table, 0, 5, 1, 0) == (1, codec.DONE)
         self.packer.take_touched()
         if waits is not None:
             self.link.packing.append(waits)

@@ -17,8 +17,7 @@ from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.shardd.wire import codec, envelope, lane
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire import packer as packing
-from shardmq.shardd.wire.routes import TARGETS, Routes
+from shardmq.shardd.wire.codec import TARGETS, Routes
 from tests.reference import wire as reference
 from tests.support.fake_shard import FakeShard
 
@@ -115,7 +114,7 @@ class Pair:
         buffer, table = reference.read_of([fact] * count)
         assert self.links.packer.pack(self.routes, buffer, table, 0, 5, 1, 0) == (
             count,
-            packing.DONE,
+            codec.DONE,
         )
         waits = Waits()
         self.links.wait_for(self.links.packer.take_touched(), waits)

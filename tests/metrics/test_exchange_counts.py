@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardmq.broker.amqp import Connection, Publishes
 from shardmq.broker.model.changes import BindingPut, ExchangeDelete, ExchangePut, QueuePut
-from shardmq.shardd.wire.routes import TARGETS, Published, Routes
+from shardmq.shardd.wire.codec import TARGETS, Published, Routes
 from tests.amqp.bytes_of import publish, received, shake_hands
 from tests.support.fake_publishing import Links, Publisher, catalog, events_of, publishing_of
 

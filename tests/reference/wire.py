@@ -1,4 +1,4 @@
-"""shardd/wire/packer.pyx and codec.pyx in plain Python: the result of packing publishes."""
+"""shardd/wire/packer.pxi and codec.pyx in plain Python: the result of packing publishes."""
 
 from __future__ import annotations
 

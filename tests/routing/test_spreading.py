@@ -31,7 +31,7 @@ from shardmq.broker.routing.spreading import (
     exchange_fault,
     weight_fault,
 )
-from shardmq.shardd.wire import routes
+from shardmq.shardd.wire import codec
 from tests.support.catalogs import rebuilt
 
 KEYS = 20_000
@@ -57,7 +57,7 @@ def owner(spread: Spread, message: Message) -> str:
 
 @given(st.binary(max_size=255))
 def test_the_packer_hashes_as_plain_python_does(key: bytes) -> None:
-    assert routes.key_hash(key) == key_hash(key)
+    assert codec.key_hash(key) == key_hash(key)
 
 
 @given(
@@ -72,12 +72,12 @@ def test_the_packer_chooses_as_plain_python_does(
 ) -> None:
     if equal:
         members = [(7, seed) for _, seed in members]
-    assert routes.winner(hashed, members) == rendezvous_weighted(hashed, members)
+    assert codec.winner(hashed, members) == rendezvous_weighted(hashed, members)
 
 
 @given(st.integers(0, (1 << 64) - 1), st.lists(st.integers(1, 10000), min_size=1, max_size=64))
 def test_the_packer_jumps_as_plain_python_does(hashed: int, weights: list[int]) -> None:
-    assert routes.jump_winner(hashed, weights) == jump_weighted(hashed, weights)
+    assert codec.jump_winner(hashed, weights) == jump_weighted(hashed, weights)
 
 
 def jump() -> Spread:

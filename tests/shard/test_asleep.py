@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from shardmq.shardd.queues import Queue
 from shardmq.shardd.queues.entry import OWN_LETTERS
+from shardmq.shardd.wire import codec
 from shardmq.shardd.wire import messages as m
-from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.shard.test_shard import EPOCH, MESSAGE, Bench, read
 
@@ -54,7 +54,7 @@ def played(arguments: dict[str, Any], acts: list[tuple[Any, ...]]) -> list[Any]:
     for number, (what, *more) in enumerate(acts, 1):
         request += 1
         if what == "publish":
-            packer = packing.Packer(1)
+            packer = codec.Packer(1)
             count, ttl, marks = more
             for i in range(count):
                 packer.add_stored(

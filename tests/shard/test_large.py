@@ -12,7 +12,6 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
-from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.support.dict_store import NoStreams
 
@@ -57,7 +56,7 @@ class Bench:
 
     def publish(self, body: bytes) -> None:
         """Publish from a view that changes as soon as the shard has read it, as a ring's does."""
-        packer = packing.Packer(1)
+        packer = codec.Packer(1)
         stored = len(body).to_bytes(4, "little") + bytes(4) + b"\0\1q" + body
         packer.add_stored(0, [QUEUE], stored, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False)
         self.batch += 1

@@ -22,10 +22,10 @@ from shardmq.shardd.store.segments import store
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.store.segments.syncs import SEALED_BUFFERS_MAX
 from shardmq.shardd.stores import NoRoom
-from shardmq.shardd.wire import codec, envelope, packer
+from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire.codec import TARGETS, Routes
 from shardmq.shardd.wire.lane import body_memory, joined
-from shardmq.shardd.wire.routes import TARGETS, Routes
 from shardmq.shardd.wire.shared_memory import BODY_BYTES_MIN, BodyMemory
 from tests.reference.wire import Facts, read_of
 from tests.shard.test_large import OneStore
@@ -55,7 +55,7 @@ class Play:
         self.random = random.Random(seed)
         self.directory = directory
         self.memory: BodyMemory = body_memory(MEMORY_BYTES, 1)
-        self.packer = packer.Packer(1)
+        self.packer = codec.Packer(1)
         self.packer.lend_from(self.memory)
         self.routes = Routes(1)
         self.routes.learn(b"\0\1q\0", TARGETS, [(0, [QUEUE])], True)

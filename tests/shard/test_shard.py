@@ -16,7 +16,6 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.stores import NoRoom
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
-from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.support.dict_store import DictHome, DictStore
 
@@ -49,7 +48,7 @@ class Bench:
 
     def publish(self, count: int = 1, sync: bool = True, marks: int = 0) -> int:
         self.batch += 1
-        packer = packing.Packer(1)
+        packer = codec.Packer(1)
         for i in range(count):
             packer.add_stored(
                 0, [1], MESSAGE, 9, 1, i + 1, 1000, 0xFFFFFFFF, 0xFF, True, sync, marks=marks
@@ -126,7 +125,7 @@ def test_publishes_are_credited_in_steps_and_every_byte_once() -> None:
 def test_a_publish_to_many_queues_is_credited_with_its_references() -> None:
     bench = Bench()
     bench.batch += 1
-    packer = packing.Packer(1)
+    packer = codec.Packer(1)
     packer.add_stored(
         0, list(range(1, 60001)), MESSAGE * 2, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False, 2
     )
@@ -176,7 +175,7 @@ def test_a_full_disk_refuses_by_confirm_number() -> None:
 def test_a_full_disk_tells_a_transaction_which_has_no_confirm_numbers() -> None:
     bench = Bench()
     bench.store.full = True
-    packer = packing.Packer(1)
+    packer = codec.Packer(1)
     for channel, seq in ((1, 0), (1, 0), (2, 7)):
         packer.add_stored(0, [1], MESSAGE, 9, channel, seq, 1000, 0xFFFFFFFF, 0xFF, True, True)
     data = packer.take(0, 0, 5, EPOCH, 1)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.upkeep import LOOK_EACH_MS, NOT_DUE, RECLAIM_BYTES_PER_S, Upkeep
-from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
-from shardmq.shardd.wire import packer as packing
 from tests.support.dict_store import NoStreams
 from tests.support.faulty_files import FaultyFiles
 
@@ -133,7 +132,7 @@ class Bench:
 
     def publish(self, queue: int, body: bytes) -> None:
         self.batch += 1
-        packer = packing.Packer(1)
+        packer = codec.Packer(1)
         message = struct.pack("<II", len(body), 0) + b"\0\1q" + body
         packer.add_stored(0, [queue], message, 9, 1, 1, self.now, 0xFFFFFFFF, 0xFF, True, True)
         data = packer.take(0, 0, 5, EPOCH, self.batch)

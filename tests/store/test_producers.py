@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shardmq.shardd.store.format.sequences import Sequences
 from shardmq.shardd.store.segments import SegmentStore, producers
 from shardmq.shardd.store.segments.producers import Producers
-from shardmq.shardd.wire import packer
+from shardmq.shardd.wire import codec
 from tests.reference.record import Record, split_messages
 from tests.reference.wire import records_of
 from tests.support import producer_lives as lives
@@ -264,7 +264,7 @@ def test_what_a_damaged_file_of_producers_said_is_told() -> None:
 def test_any_properties_give_a_place_or_none(data: bytes) -> None:
     for props in (data, b"\x20\x00" + data, headers(b"p", 3)[: len(data)], headers(b"p", 3) + data):
         try:
-            found = packer.place_of(props)
+            found = codec.place_of(props)
         except ValueError:
             continue
         assert found is None or 0 < len(found[0]) <= 255
@@ -277,7 +277,7 @@ def test_any_properties_give_a_place_or_none(data: bytes) -> None:
                                    b"L" + bytes(7) + b"\x05"])  # fmt: skip
 def test_a_sequence_may_be_any_integer(value: bytes) -> None:
     table = b"\x01aV" + b"\x0ax-sequence" + value + b"\x01bt\x01" + b"\x0dx-producer-idS\0\0\0\x01p"
-    assert packer.place_of(b"\x20\x00" + len(table).to_bytes(4, "big") + table) == (b"p", 5)
+    assert codec.place_of(b"\x20\x00" + len(table).to_bytes(4, "big") + table) == (b"p", 5)
 
 
 @pytest.mark.parametrize(
@@ -286,4 +286,4 @@ def test_a_sequence_may_be_any_integer(value: bytes) -> None:
 def test_what_is_no_sequence_is_refused(value: bytes) -> None:
     table = b"\x0ax-sequence" + value + b"\x0dx-producer-idS\0\0\0\x01p"
     with pytest.raises(ValueError):
-        packer.place_of(b"\x20\x00" + len(table).to_bytes(4, "big") + table)
+        codec.place_of(b"\x20\x00" + len(table).to_bytes(4, "big") + table)

@@ -48,11 +48,11 @@ def test_the_flags_of_a_record_are_those_of_the_table_wherever_they_are_named() 
     readme = (SHARDD / "store/format/README.md").read_text()
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", readme, re.MULTILINE)
     table = {name: int(bit) for bit, name in rows}
-    packer = (SHARDD / "wire/packer.pyx").read_text()
+    packer = (SHARDD / "wire/packer.pxi").read_text()
     drawing = re.search(r"^ +27 u8 (.*?)^ +28 u32", packer, re.DOTALL | re.MULTILINE)
     assert drawing is not None
     drawn = {name: int(bit) for bit, name in re.findall(r"(\d+) = (\w+)", drawing[1])}
-    assert drawn == table, "name each flag in wire/packer.pyx and in store/format/README.md"
+    assert drawn == table, "name each flag in wire/packer.pxi and in store/format/README.md"
     sources = [
         path for suffix in ("py", "pyx", "pxi", "pxd") for path in SHARDD.rglob(f"*.{suffix}")
     ]

@@ -16,7 +16,6 @@ from shardmq.shardd.store.errors import DiskFull
 from shardmq.shardd.stores import NoRoom
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
-from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.shard.test_shard import EPOCH, MESSAGE, read
 from tests.support import producer_lives as lives
@@ -48,7 +47,7 @@ class Bench:
     def publish(self, *queues: int, count: int = 1, wanted: bool = True) -> None:
         """Not persistent: to a stream that makes no difference."""
         self.batch += 1
-        packer = packing.Packer(1)
+        packer = codec.Packer(1)
         for _ in range(count):
             packer.add_stored(
                 0, list(queues), MESSAGE, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False
@@ -293,7 +292,7 @@ def test_who_repeats_is_told_what_was_known_and_what_was_another_message(queues:
         Return the confirmed ones.
         """
         bench.batch += 1
-        packer = packing.Packer(1)
+        packer = codec.Packer(1)
         stored = b"".join(lives.message(b"p", first + i, size) for i in range(3))
         packer.add_stored(
             0, queues, stored, 9, 1, 11, 1000, 0xFFFFFFFF, 0xFF, True, True, 3, in_sequence=True

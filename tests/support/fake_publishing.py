@@ -27,7 +27,7 @@ from shardmq.broker.model.changes import (
     UserPut,
     VhostPut,
 )
-from shardmq.shardd.wire import codec, packer
+from shardmq.shardd.wire import codec
 from shardmq.shardd.wire import messages as wire
 from tests.amqp.bytes_of import publish, received, shake_hands
 from tests.wire.test_spread import records_of
@@ -42,7 +42,7 @@ class Links:
     """Two shards: what is packed for them, and what they are told and asked."""
 
     def __init__(self, shards: int = 2) -> None:
-        self.packer = packer.Packer(shards)
+        self.packer = codec.Packer(shards)
         self.vhost = "/"
         self.waiting: list[Any] = []
         self.links = self.known = [

@@ -36,7 +36,6 @@ from shardmq.shardd.store.errors import DiskFull
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
-from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.reference.record import encode_message, split_messages
 from tests.support.dict_store import NoStreams
@@ -119,7 +118,7 @@ class ShardLife:
 
     def publish(self, queue_id: int, message: int) -> None:
         self.batch += 1
-        packer = packing.Packer(2)
+        packer = codec.Packer(2)
         stored = encode_message(str(message).encode() * 8, b"", b"q")
         packer.add_stored(
             self.number, [queue_id], stored, CONNECTION, CHANNEL, self.batch,

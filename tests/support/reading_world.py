@@ -38,9 +38,8 @@ from shardmq.broker.shared.control import (
     ConsumeTerms,
 )
 from shardmq.shardd.shard import Shard
-from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.support.dict_store import DictHome
 
@@ -508,7 +507,7 @@ class World:
         if shard is None or 0 not in shard.peers or not count:
             return
         peer = shard.peers[0]
-        packer = packing.Packer(1)
+        packer = codec.Packer(1)
         for _ in range(count):
             packer.add_stored(0, [at + 1], MESSAGE, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False)
         data = packer.take(0, 0, DOOR, self.epochs[at], peer.next_batch or 1, False)

@@ -34,7 +34,6 @@ from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
-from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.reference.record import encode_message, split_messages
 from tests.support.faulty_files import CALLS, Fault, FaultyFiles, PowerCut
@@ -179,7 +178,7 @@ class Door:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.packer = packing.Packer(1)
+        self.packer = codec.Packer(1)
         self.batch = 0
         self.seq = 0
         self.told = 0  # all batches up to this one were answered for

@@ -24,8 +24,8 @@ from shardmq.shardd.store.streams import StreamCache, StreamLog
 from shardmq.shardd.store.streams.queue_log import QueueLog
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire.codec import Packer
 from shardmq.shardd.wire.lane import joined
-from shardmq.shardd.wire.packer import Packer
 from shardmq.shardd.wire.shared_memory import Reader, Writer
 from tests.support.faulty_files import FaultyFiles
 

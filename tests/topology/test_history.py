@@ -358,7 +358,7 @@ def test_neighbours_that_are_stored_alike_are_one_run_and_each_copy_has_its_offs
         True,
         True,
     )
-    assert (lasting.marks, marked.marks) == (0, history.packer.OWN_LETTERS)
+    assert (lasting.marks, marked.marks) == (0, history.codec.OWN_LETTERS)
 
 
 def test_copies_of_a_recent_history_are_as_the_messages_were() -> None:

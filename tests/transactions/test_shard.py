@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from shardmq.shardd.queues import Queue
 from shardmq.shardd.shard import Shard
-from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
-from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.shard.test_shard import read
 from tests.support.dict_store import DictHome
@@ -97,7 +96,7 @@ class Doors:
 
         Return the ordinals of refused messages.
         """
-        packer = packing.Packer(1)
+        packer = codec.Packer(1)
         for i, (queue, size) in enumerate(messages):
             stored = struct.pack("<II", size, 0) + b"\0\1q" + b"x" * size
             packer.add_stored(

@@ -12,8 +12,7 @@ from typing import get_args
 from shardmq.broker.shared.control import AnyControl
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire import packer as packing
-from shardmq.shardd.wire.routes import TARGETS, Routes
+from shardmq.shardd.wire.codec import TARGETS, Routes
 from tests.reference import wire as reference
 
 SPEC = wire.QueueSpec(7, "/", "orders", True, False, False, {"x-message-ttl": 1000})
@@ -147,7 +146,7 @@ def binary() -> dict[str, bytes]:
     who = (1, 2, 3, 0)
     fact = reference.Facts(1, b"ex", b"key", 0, b"\x10\0\x02", (b"bo", b"dy"), 5000, 2, 9, 0)
     buffer, table = reference.read_of([fact, fact])
-    packer, routes = packing.Packer(1), Routes()
+    packer, routes = codec.Packer(1), Routes()
     routes.learn(b"\x02ex\x03key\0", TARGETS, [(0, [7, 8])], True)
     packer.pack(routes, buffer, table, 0, 77, 1, 1_700_000_000_000)
     publish = packer.take(0, 1, 2, 3, 4)

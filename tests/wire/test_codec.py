@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from shardmq.shardd.peers import refused_runs
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire import packer as packing
+from shardmq.shardd.wire.codec import CALLER, NOWHERE, TARGETS, Routes
 from shardmq.shardd.wire.lane import joined
-from shardmq.shardd.wire.routes import CALLER, NOWHERE, TARGETS, Routes
 from tests.reference import wire as reference
 
 SHARDS = 3
@@ -62,7 +61,7 @@ def line_of(fact: reference.Facts) -> bytes:
 
 
 def pack_all(
-    packer: packing.Packer,
+    packer: codec.Packer,
     routes: Routes,
     messages: list[reference.Facts],
     first_seq: int,
@@ -74,7 +73,7 @@ def pack_all(
     while at < len(messages):
         seq = first_seq + at if first_seq else 0
         at, why = packer.pack(routes, buffer, table, at, 77, seq, 1234, lasting)
-        if why == packing.UNKNOWN:
+        if why == codec.UNKNOWN:
             targets = ROUTES[messages[at].key]
             routes.learn(line_of(messages[at]), TARGETS if targets else NOWHERE, targets, True)
 
@@ -83,7 +82,7 @@ def pack_all(
 def test_every_publish_reaches_its_shards_in_order_with_its_facts(
     messages: list[reference.Facts], first_seq: int, forget_at: int
 ) -> None:
-    packer, routes = packing.Packer(SHARDS), Routes()
+    packer, routes = codec.Packer(SHARDS), Routes()
     pack_all(packer, routes, messages[:forget_at], first_seq)
     routes.clear()
     pack_all(packer, routes, messages[forget_at:], first_seq + forget_at if first_seq else 0)
@@ -143,7 +142,7 @@ def test_what_is_left_where_it_is_makes_the_same_batch(
     large: list[tuple[reference.Facts, int]],
     behind: list[reference.Facts],
 ) -> None:
-    packers = [(packing.Packer(SHARDS), Routes(), lasting) for lasting in (False, True)]
+    packers = [(codec.Packer(SHARDS), Routes(), lasting) for lasting in (False, True)]
     for packer, routes, lasting in packers:
         pack_all(packer, routes, before, 1)
         for number, (fact, size) in enumerate(large):
@@ -168,7 +167,7 @@ def _small(key: bytes) -> reference.Facts:
 def test_no_more_goes_to_many_queues_at_once_than_is_enough_for_a_slice(
     queues: list[int], data: Any
 ) -> None:
-    packer, routes = packing.Packer(2), Routes()
+    packer, routes = codec.Packer(2), Routes()
     chosen = data.draw(st.lists(st.sampled_from(range(len(queues))), min_size=1, max_size=2000))
     messages = [_small(b"%d" % number) for number in chosen]
     for number, count in enumerate(queues):
@@ -187,8 +186,8 @@ def test_no_more_goes_to_many_queues_at_once_than_is_enough_for_a_slice(
         stop, why = packer.pack(routes, buffer, table, at, 77, 0, 1234)
         packed = weights[at:stop]
         assert sum(packed[:-1]) < PACK_WEIGHT_MAX  # it ends behind the first that makes it enough
-        assert why == (packing.DONE if stop == len(messages) else packing.FULL)
-        assert why == packing.DONE or sum(packed) >= PACK_WEIGHT_MAX
+        assert why == (codec.DONE if stop == len(messages) else codec.FULL)
+        assert why == codec.DONE or sum(packed) >= PACK_WEIGHT_MAX
         stops.append(stop)
         at = stop
     assert len(stops) <= 1 + sum(weights) // PACK_WEIGHT_MAX
@@ -213,7 +212,7 @@ def _messages_of(message: bytes) -> list[Any]:
 def test_the_checksum_of_a_record_covers_everything_behind_it(
     messages: list[reference.Facts],
 ) -> None:
-    packer = packing.Packer(SHARDS)
+    packer = codec.Packer(SHARDS)
     pack_all(packer, Routes(), messages, 0)
     for shard in range(SHARDS):
         message = packer.take(shard, 0, 0, 0, 1)
@@ -227,7 +226,7 @@ def test_the_checksum_of_a_record_covers_everything_behind_it(
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 1023, 1024, 3071, 3072, 3073, 10_007])
 def test_crc32c_is_the_castagnoli_polynomial(length: int) -> None:
     data = bytes((7 * i + i // 256) & 255 for i in range(length))
-    assert packing.crc32c(data) == crc32c.crc32c(data)
+    assert codec.crc32c(data) == crc32c.crc32c(data)
 
 
 def plain(**changes: Any) -> reference.Facts:
@@ -241,18 +240,18 @@ def plain(**changes: Any) -> reference.Facts:
 @pytest.mark.parametrize(
     ("second", "why"),
     [
-        (plain(channel=2), packing.CHANNEL),
-        (plain(key=b"unseen"), packing.UNKNOWN),
-        (plain(flags=2), packing.ASK),
-        (plain(flags=8), packing.ASK),
-        (plain(key=b"asks"), packing.ASK),
-        (plain(key=b"nowhere", bits=1), packing.UNROUTABLE),
+        (plain(channel=2), codec.CHANNEL),
+        (plain(key=b"unseen"), codec.UNKNOWN),
+        (plain(flags=2), codec.ASK),
+        (plain(flags=8), codec.ASK),
+        (plain(key=b"asks"), codec.ASK),
+        (plain(key=b"nowhere", bits=1), codec.UNROUTABLE),
     ],
 )
 def test_packing_stops_exactly_at_the_message_that_needs_a_decision(
     second: reference.Facts, why: int
 ) -> None:
-    packer, routes = packing.Packer(1), Routes()
+    packer, routes = codec.Packer(1), Routes()
     routes.learn(line_of(plain()), TARGETS, [(0, [1])], False)
     routes.learn(line_of(plain(key=b"asks")), CALLER, [], False)
     routes.learn(line_of(plain(key=b"nowhere", bits=1)), NOWHERE, [], False)
@@ -262,19 +261,19 @@ def test_packing_stops_exactly_at_the_message_that_needs_a_decision(
 
 
 def test_many_routes_are_told_apart() -> None:
-    packer, routes = packing.Packer(1), Routes()
+    packer, routes = codec.Packer(1), Routes()
     many = [plain(key=b"k%d" % i) for i in range(5000)]
     for number, fact in enumerate(many):
         routes.learn(line_of(fact), TARGETS, [(0, [number])], False)
     buffer, table = reference.read_of(many)
-    assert packer.pack(routes, buffer, table, 0, 1, 0, 0) == (5000, packing.DONE)
+    assert packer.pack(routes, buffer, table, 0, 1, 0, 0) == (5000, codec.DONE)
     message = packer.take(0, 0, 0, 0, 1)
     assert message is not None
     assert codec.read_publish(message).queue_ids == list(range(5000))
 
 
 def test_one_decided_message_is_a_run_of_its_own() -> None:
-    packer = packing.Packer(2)
+    packer = codec.Packer(2)
     message = reference.stored(plain(frames=(b"body",)))
     packer.add_stored(1, [4, 5], message, 9, 3, 21, 99, 1000, 7, True, True)
     assert packer.take_touched() == 2
@@ -329,7 +328,7 @@ def test_large_deliveries_and_publishes_are_not_copied() -> None:
         writer.add(1, 1, 1, 1, False, 1, blob)
     parts = writer.take_parts()
     assert isinstance(parts, list) and sum(part is large for part in parts) == 1
-    packer = packing.Packer(1)
+    packer = codec.Packer(1)
     taken = []
     for body in (b"1", b"2"):
         message = reference.stored(plain(frames=(body * 4 * LARGE,)))
@@ -384,7 +383,7 @@ def test_a_message_of_another_version_is_refused() -> None:
 
 
 def test_a_batch_packed_for_one_process_of_a_shard_is_whole_for_the_next() -> None:
-    packer = packing.Packer(1)
+    packer = codec.Packer(1)
     made = []
     for epoch, batch in ((0, 0), (77, 1 << 40)):
         packer.add_stored(0, [1], bytes(8) + b"\0\1q", 9, 1, 5, 1000, 0xFFFFFFFF, 0xFF, True, True)
@@ -395,7 +394,7 @@ def test_a_batch_packed_for_one_process_of_a_shard_is_whole_for_the_next() -> No
 
 
 def test_a_batch_cannot_say_that_it_has_more_messages_than_fit() -> None:
-    packer = packing.Packer(1)
+    packer = codec.Packer(1)
     packer.add_stored(0, [1], bytes(8) + b"\0\1q", 9, 1, 5, 1000, 0xFFFFFFFF, 0xFF, True, True)
     message = bytearray(joined(packer.take(0, 3, 4, 0, 0) or ()))
     records = int.from_bytes(message[28:32], "little")
@@ -407,7 +406,7 @@ def test_a_batch_cannot_say_that_it_has_more_messages_than_fit() -> None:
 
 
 def test_a_lent_body_is_not_looked_for_behind_the_batch() -> None:
-    packer = packing.Packer(1)
+    packer = codec.Packer(1)
     packer.add_stored(0, [1], bytes(8) + b"\0\1q", 9, 1, 5, 1000, 0xFFFFFFFF, 0xFF, True, True)
     message = bytearray(joined(packer.take(0, 3, 4, 0, 0) or ()))
     record = 40 + 24

@@ -8,8 +8,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.shardd.wire import codec, packer
-from shardmq.shardd.wire.routes import HERE, TARGETS, Routes
+from shardmq.shardd.wire import codec
+from shardmq.shardd.wire.codec import HERE, TARGETS, Routes
 from tests.reference import wire as reference
 from tests.wire.test_spread import records_of
 
@@ -50,18 +50,18 @@ def test_each_message_goes_one_way_and_each_queue_keeps_its_order(
     buffer, table = reference.read_of(
         [fact(*message, number) for number, message in enumerate(said)]
     )
-    known, packing = routes(), packer.Packer(1)
+    known, packing = routes(), codec.Packer(1)
     at, far_queue = 0, 0
     near: dict[int, list[int]] = {7: [], 8: []}
     while at < len(said):
         at, why = packing.pack(known, buffer, table, at, 5, 0, 0, lasting, far_queue)
         far_queue = 0
-        if why == packer.CHANNEL:
+        if why == codec.CHANNEL:
             continue
-        if why == packer.DONE:
+        if why == codec.DONE:
             assert at == len(said)
             break
-        assert why == packer.NEAR
+        assert why == codec.NEAR
         queue, count = packing.near_queue, packing.near_count
         assert queue == QUEUES[said[at][0]]
         assert (count == 0) == bool(said[at][2])

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from shardmq.broker.amqp import frames
 from shardmq.broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
-from shardmq.shardd.wire import codec, packer
-from shardmq.shardd.wire.lane import joined
-from shardmq.shardd.wire.routes import (
+from shardmq.shardd.wire import codec
+from shardmq.shardd.wire.codec import (
     CHANCE,
     JUMP,
     MODULUS,
@@ -25,6 +24,7 @@ from shardmq.shardd.wire.routes import (
     Routes,
     winners,
 )
+from shardmq.shardd.wire.lane import joined
 
 MEMBERS = [(weight, seed, shard, queue, False) for weight, seed, shard, queue in
            ((1, 11, 0, 100), (1, 22, 1, 200), (3, 33, 0, 300), (1, 44, 1, 400))]  # fmt: skip
@@ -32,7 +32,7 @@ MEMBERS = [(weight, seed, shard, queue, False) for weight, seed, shard, queue in
 
 def packed(how: int, keys: list[bytes], exchange: bytes = b"spread") -> dict[bytes, set[int]]:
     """Return the queues that each key's messages were given to."""
-    routes, packing = Routes(7), packer.Packer(2)
+    routes, packing = Routes(7), codec.Packer(2)
     assert routes.learn_spread(b"spread", how, MEMBERS)
     lines = [bytes([len(exchange)]) + exchange + bytes([len(key)]) + key + b"\0" for key in keys]
     buffer, table = b"", b""
@@ -42,9 +42,9 @@ def packed(how: int, keys: list[bytes], exchange: bytes = b"spread") -> dict[byt
         )
         buffer += line
     at, why = packing.pack(routes, buffer, table, 0, 9, 1, 1000)
-    if why == packer.UNKNOWN:
+    if why == codec.UNKNOWN:
         return {}
-    assert (at, why) == (len(keys), packer.DONE)
+    assert (at, why) == (len(keys), codec.DONE)
     found: dict[bytes, set[int]] = {}
     for shard in (0, 1):
         message = packing.take(shard, 0, 1, 1, 1)
@@ -166,11 +166,11 @@ def test_keys_of_all_lengths_go_where_plain_routing_says(
         MODULUS: lambda hashed: modulus(hashed, len(lots)),
         JUMP: lambda hashed: jump_weighted(hashed, weights),
     }[how]
-    routes, packing = Routes(7), packer.Packer(2)
+    routes, packing = Routes(7), codec.Packer(2)
     members = [(weight, seed, i % 2, i, False) for i, (weight, seed) in enumerate(lots)]
     assert routes.learn_spread(b"spread", how, members)
     buffer, table = read_of([line_of(b"spread", key) for key in keys])
-    assert packing.pack(routes, buffer, table, 0, 9, confirms, 1000) == (len(keys), packer.DONE)
+    assert packing.pack(routes, buffer, table, 0, 9, confirms, 1000) == (len(keys), codec.DONE)
     found: dict[int, list[bytes]] = {}
     for message in (packing.take(shard, 0, 1, 1, 1) for shard in (0, 1)):
         for (queue,), stored in records_of(codec.read_publish(message).records) if message else ():
@@ -182,7 +182,7 @@ def test_keys_of_all_lengths_go_where_plain_routing_says(
 
 
 def test_an_exchange_that_sends_all_the_same_way_does_not_look_at_the_key() -> None:
-    routes, packing = Routes(7), packer.Packer(2)
+    routes, packing = Routes(7), codec.Packer(2)
     assert routes.learn_exchange(b"all", TARGETS, [(0, [1, 2]), (1, [3])], False)
     assert routes.learn_exchange(b"none", NOWHERE, [], False)
     routes.learn(line_of(b"one", b"k"), TARGETS, [(0, [2])], False)
@@ -190,7 +190,7 @@ def test_an_exchange_that_sends_all_the_same_way_does_not_look_at_the_key() -> N
         line_of(b"all", b"other")
     ]
     buffer, table = read_of([*lines, line_of(b"none", b"k", b"\1")])
-    assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (5, packer.UNROUTABLE)
+    assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (5, codec.UNROUTABLE)
     found = []
     for shard in (0, 1):
         message = packing.take(shard, 0, 1, 1, 1)
@@ -202,7 +202,7 @@ def test_an_exchange_that_sends_all_the_same_way_does_not_look_at_the_key() -> N
         [([3], [b"k", b"k", b"other"])],
     ]
     routes.clear()
-    assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (0, packer.UNKNOWN)
+    assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (0, codec.UNKNOWN)
 
 
 def read_of(lines: list[bytes]) -> tuple[bytes, bytes]:
@@ -251,7 +251,7 @@ def test_each_queue_keeps_its_order_and_each_message_its_number(
     exchanges: list[str], how: int, first_seq: int, start: int
 ) -> None:
     start = min(start, len(exchanges) - 1)
-    routes, packing = Routes(7), packer.Packer(2)
+    routes, packing = Routes(7), codec.Packer(2)
     assert routes.learn_spread(b"spread", how, MEMBERS)
     assert routes.learn_spread(b"other", how, MEMBERS[1:])
     lines = [
@@ -268,7 +268,7 @@ def test_each_queue_keeps_its_order_and_each_message_its_number(
         buffer += line
     assert packing.pack(routes, buffer, table, start, 9, first_seq, 1000) == (
         len(lines),
-        packer.DONE,
+        codec.DONE,
     )
     came: list[int] = []
     for shard in (0, 1):
@@ -294,7 +294,7 @@ def line_of(exchange: bytes, key: bytes, bits: bytes = b"\0") -> bytes:
 
 
 def test_of_random_keys_each_queue_has_one_record_not_one_for_each_message() -> None:
-    routes, packing = Routes(7), packer.Packer(2)
+    routes, packing = Routes(7), codec.Packer(2)
     assert routes.learn_spread(b"spread", RENDEZVOUS, MEMBERS)
     buffer, table = b"", b""
     for line in (line_of(b"spread", b"key-%d" % i) for i in range(500)):
@@ -302,7 +302,7 @@ def test_of_random_keys_each_queue_has_one_record_not_one_for_each_message() -> 
             len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0)
         )
         buffer += line
-    assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (500, packer.DONE)
+    assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (500, codec.DONE)
     messages = [packing.take(shard, 0, 1, 1, 1) for shard in (0, 1)]
     assert [
         len(records_of(codec.read_publish(message).records)) for message in messages if message
@@ -312,7 +312,7 @@ def test_of_random_keys_each_queue_has_one_record_not_one_for_each_message() -> 
 @pytest.mark.parametrize("confirms", [0, 1])
 @pytest.mark.parametrize("rows", [1, 2, 8, 31])
 def test_small_reads_go_on_with_the_records_of_those_before(rows: int, confirms: int) -> None:
-    routes, packing = Routes(7), packer.Packer(4)
+    routes, packing = Routes(7), codec.Packer(4)
     assert routes.learn_spread(b"spread", MODULUS, [(1, 0, i, i, False) for i in range(4)])
     buffer, table = read_of([line_of(b"spread", b"%d" % i) for i in range(rows)])
     for turn in range(100):
@@ -362,7 +362,7 @@ def test_each_queue_gets_its_messages_in_order_and_as_they_were_sent(
 
     Groups may be longer than a record may grow.
     """
-    routes, packing = Routes(7), packer.Packer(2)
+    routes, packing = Routes(7), codec.Packer(2)
     assert routes.learn_spread(b"spread", MODULUS, MEMBERS)
     buffer, table = frames_of(sent)
     kept = []
@@ -370,7 +370,7 @@ def test_each_queue_gets_its_messages_in_order_and_as_they_were_sent(
         for _ in range(times):
             assert packing.pack(routes, buffer, table, 0, 9, confirms, 1000) == (
                 len(sent),
-                packer.DONE,
+                codec.DONE,
             )
         kept += [packing.take_parts(shard, 0, 1, 1, turn) for shard in (0, 1)]
     wanted: dict[int, list[tuple[bytes, int, bool, int]]] = {}
@@ -389,7 +389,7 @@ def test_each_queue_gets_its_messages_in_order_and_as_they_were_sent(
         records, at = codec.read_publish(message).records, 0
         for (queue,), messages in records_of(records):
             head = records[at : at + 28]
-            assert int.from_bytes(head[4:8], "little") == packer.crc32c(
+            assert int.from_bytes(head[4:8], "little") == codec.crc32c(
                 records[at + 8 : at + record_bytes(head)]
             )
             facts = (int.from_bytes(head[16:20], "little"), bool(head[27] & 1), head[26])
@@ -404,8 +404,8 @@ def record_bytes(head: memoryview) -> int:
 
 WANT_OF_MEMORY = """
 import resource, sys
-from shardmq.shardd.wire.packer import Packer
-from shardmq.shardd.wire.routes import MODULUS, Routes
+from shardmq.shardd.wire.codec import Packer
+from shardmq.shardd.wire.codec import MODULUS, Routes
 from tests.wire.test_spread import frames_of, line_of
 
 routes, packing = Routes(7), Packer(2)
@@ -448,7 +448,7 @@ def test_for_want_of_memory_nothing_of_a_read_stays() -> None:
         while at < len(batch.records):
             length = record_bytes(batch.records[at : at + 4])
             told = int.from_bytes(batch.records[at + 4 : at + 8], "little")
-            assert told == packer.crc32c(batch.records[at + 8 : at + length])
+            assert told == codec.crc32c(batch.records[at + 8 : at + length])
             at += length
         sizes.append(sum(len(stored) for _, stored in records_of(batch.records)))
         out = out[size:]

@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from shardmq.broker.front_door.consume.settling import Due, Settles
 from shardmq.broker.front_door.hot_state import PUBLISH_WINDOW_BYTES, LinkState
-from shardmq.shardd.wire import codec, envelope, packer
+from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.dialer import Dialer
 from shardmq.shardd.wire.histogram import Histogram
@@ -122,7 +122,7 @@ class ShardLink(LinkState):
         *,
         peer: int,
         incarnation: int,
-        packer: packer.Packer,
+        packer: codec.Packer,
         sizes: BatchSizes,
         due: Due,
         events: Events,

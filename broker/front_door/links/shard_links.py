@@ -40,7 +40,7 @@ from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut, lives
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.cluster.records import SHARDS_MAX
-from shardmq.shardd.wire import envelope, packer, session
+from shardmq.shardd.wire import codec, envelope, session
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.dialer import Dialer
 from shardmq.shardd.wire.lane import Offer, body_memory
@@ -88,7 +88,7 @@ class ShardLinks(LinksState):
         self.incarnation = incarnation
         self._keys = config.session_keys
         shards = len(config.shards) if self._keys is None else SHARDS_MAX
-        self.packer = packer.Packer(shards)
+        self.packer = codec.Packer(shards)
         self.bodies = _bodies(config.bodies_bytes, shards)
         if self.bodies is not None:
             self.packer.lend_from(self.bodies)

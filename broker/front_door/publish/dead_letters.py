@@ -30,8 +30,8 @@ from shardmq.broker.model.changes import QueuePut, taking
 from shardmq.broker.routing import Message, delaying, goes_by_key, route_message
 from shardmq.broker.routing.spreading import hash_facts
 from shardmq.broker.shared.reading import is_stream
+from shardmq.shardd.wire import codec
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire import packer
 
 log = logging.getLogger("shardmq.broker.front_door.publish.dead_letters")
 
@@ -337,7 +337,7 @@ class DeadLetters:
         keys = [given] if given is not None else [key, *recorded.more_keys]
         key_bytes = _short(given.encode()) if given is not None else names[1 + names[0] :]
         is_there = to_exchange is not None and to_exchange in self._vhost.exchanges
-        marks = packer.HAS_BCC if recorded.headers != recorded.shown else 0
+        marks = codec.HAS_BCC if recorded.headers != recorded.shown else 0
         letter = DeadLetter(
             _short((to_exchange or "").encode()) + key_bytes,
             recorded.headers,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardmq.broker.model.catalog import Catalog
-from shardmq.shardd.wire.routes import Published
+from shardmq.shardd.wire.codec import Published
 
 
 class ExchangeCounts:

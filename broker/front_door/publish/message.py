@@ -17,7 +17,7 @@ from shardmq.broker.model.checks import type_name
 from shardmq.broker.routing import Message as Routable
 from shardmq.broker.routing import delaying
 from shardmq.broker.routing.spreading import hash_facts
-from shardmq.shardd.wire import packer
+from shardmq.shardd.wire import codec
 
 PUBLISH = (60, 40)  # class and method
 NO_ROUTE = 312
@@ -85,7 +85,7 @@ class Message:
             raise ChannelException(406, text, *PUBLISH)
         if self._row_flags & frames.MAY_HAVE_SEQUENCE:
             try:
-                self.in_sequence = packer.place_of(contents.read_stored(self.stored)[2]) is not None
+                self.in_sequence = codec.place_of(contents.read_stored(self.stored)[2]) is not None
             except ValueError as error:
                 raise ChannelException(406, str(error), *PUBLISH) from None
         for name in ("CC", "BCC"):

@@ -46,7 +46,7 @@ from shardmq.broker.front_door.publish.targets import are_shut
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.model.catalog import Catalog
-from shardmq.shardd.wire.packer import ASK, DONE, FULL, NEAR, UNKNOWN, UNROUTABLE
+from shardmq.shardd.wire.codec import ASK, DONE, FULL, NEAR, UNKNOWN, UNROUTABLE
 
 # What a message held by a transaction takes beside its bytes.
 HELD_MESSAGE_BYTES = 1024

@@ -30,16 +30,16 @@ from shardmq.broker.routing import (
 )
 from shardmq.broker.routing.matching import Matcher, Message
 from shardmq.broker.routing.spreading import Spread
-from shardmq.shardd.wire import routes
+from shardmq.shardd.wire import codec
 
 # Combinations of queues remembered; past it the memory is emptied.
 PLACES_MAX = 4096
 
 SPREAD = {
-    "rendezvous": routes.RENDEZVOUS,
-    "jump": routes.JUMP,
-    "modulus": routes.MODULUS,
-    "chance": routes.CHANCE,
+    "rendezvous": codec.RENDEZVOUS,
+    "jump": codec.JUMP,
+    "modulus": codec.MODULUS,
+    "chance": codec.CHANCE,
 }
 
 # Queue ids by shard, and whether one of the queues is durable.
@@ -78,11 +78,11 @@ class KeyExchange(NamedTuple):
 class RouteCache:
     """Routes learnt for one user in one vhost."""
 
-    def __init__(self, vhost: str, user: str, counts: routes.Published | None = None) -> None:
+    def __init__(self, vhost: str, user: str, counts: codec.Published | None = None) -> None:
         """Begin empty. `counts` of the vhost's exchanges are shared with its other users."""
         self.vhost = vhost
         self.user = user
-        self.routes = routes.Routes(random.getrandbits(64), counts)
+        self.routes = codec.Routes(random.getrandbits(64), counts)
         self._exchanges: dict[bytes, KeyExchange] = {}  # to which the user may publish
         # None: a queue among them drops duplicates, so each message is decided about alone.
         self._places: dict[tuple[str, ...], Places | None] = {}
@@ -102,7 +102,7 @@ class RouteCache:
         try:
             self._learn(line, catalog, reply_queues)
         except QueueShut:
-            self.routes.learn(line, routes.CALLER, [], False)
+            self.routes.learn(line, codec.CALLER, [], False)
 
     def _learn(self, line: bytes, catalog: Catalog, reply_queues: Collection[int]) -> None:
         known = self._exchanges.get(line[1 : line[0] + 1])
@@ -113,12 +113,12 @@ class RouteCache:
         access.check_exchange(catalog, self.user, self.vhost, exchange, (key,))
         vhost = access.vhost_of(catalog, self.vhost)
         if vhost.put.is_traced or rule_of(vhost.exchanges[exchange]) is not None:
-            self.routes.learn(line, routes.CALLER, [], False)
+            self.routes.learn(line, codec.CALLER, [], False)
             return
         if self._learn_spread(vhost, exchange) or self._learn_alike(vhost, exchange):
             return
         if not goes_by_key(vhost.table, exchange):
-            self.routes.learn(line, routes.CALLER, [], False)
+            self.routes.learn(line, codec.CALLER, [], False)
             return
         key_exchange = KeyExchange.of(vhost, exchange)
         if key_exchange is not None:
@@ -129,12 +129,10 @@ class RouteCache:
         reach = len(routed.queues)
         is_returned = routed.kept and not reach and line[-1] & MANDATORY
         if is_returned or _drops_duplicates(vhost, routed.queues):
-            self.routes.learn(line, routes.CALLER, [], False)
+            self.routes.learn(line, codec.CALLER, [], False)
             return
         places, durable = _places_of(vhost, (*routed.queues, *routed.kept))
-        self.routes.learn(
-            line, routes.TARGETS if places else routes.NOWHERE, places, durable, reach
-        )
+        self.routes.learn(line, codec.TARGETS if places else codec.NOWHERE, places, durable, reach)
 
     def _learn_key(
         self, exchange: KeyExchange, line: bytes, catalog: Catalog, reply_queues: Collection[int]
@@ -146,7 +144,7 @@ class RouteCache:
         if reply_queues and names and checks.is_reply_queue(names[0]):
             vhost = access.vhost_of(catalog, self.vhost)
             if vhost.queues[names[0]].id in reply_queues:
-                self.routes.learn(line, routes.HERE, *_places_of(vhost, names), len(names))
+                self.routes.learn(line, codec.HERE, *_places_of(vhost, names), len(names))
                 return
         try:
             places = self._places[names]
@@ -157,9 +155,9 @@ class RouteCache:
             places = None if _drops_duplicates(vhost, names) else _places_of(vhost, names)
             self._places[names] = places
         if places is None:
-            self.routes.learn(line, routes.CALLER, [], False)
+            self.routes.learn(line, codec.CALLER, [], False)
         else:
-            kind = routes.TARGETS if names else routes.NOWHERE
+            kind = codec.TARGETS if names else codec.NOWHERE
             self.routes.learn(line, kind, *places, len(names))
 
     def _learn_spread(self, vhost: Vhost, exchange: str) -> bool:
@@ -186,7 +184,7 @@ class RouteCache:
         if (routed.kept and not routed.queues) or _drops_duplicates(vhost, routed.queues):
             return False
         places, durable = _places_of(vhost, (*routed.queues, *routed.kept))
-        kind = routes.TARGETS if places else routes.NOWHERE
+        kind = codec.TARGETS if places else codec.NOWHERE
         return self.routes.learn_exchange(
             exchange.encode(), kind, places, durable, len(routed.queues)
         )

@@ -50,8 +50,8 @@ from shardmq.broker.routing.matching import Matcher, Target
 from shardmq.broker.routing.spreading import Spread, hash_facts
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.control import Bind
+from shardmq.shardd.wire import codec
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire import packer
 
 log = logging.getLogger("shardmq.broker.front_door.topology.history")
 
@@ -242,7 +242,7 @@ class _Copying:
                 persistent and target.durable,
                 count,
                 False,
-                packer.OWN_LETTERS if flags & frames.MAY_HAVE_LETTERS else 0,
+                codec.OWN_LETTERS if flags & frames.MAY_HAVE_LETTERS else 0,
             )
             if (yield Store(self.request.vhost, run)):
                 return

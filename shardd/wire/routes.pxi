@@ -1,7 +1,6 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Remember the routes of publishes, by the line of a publish or for all keys of an exchange.
 
-The packer (packer.pyx) looks up each message, and without the GIL. How a key chooses one queue of
+The packer (packer.pxi) looks up each message, and without the GIL. How a key chooses one queue of
 several is written down in key_hash.h, and once more, slow and obvious, in
 broker/routing/hashing.py.
 """

@@ -1,5 +1,4 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Route publishes by their line (routes.pyx), and pack them into one PUBLISH message per shard.
+"""Route publishes by their line (routes.pxi), and pack them into one PUBLISH message per shard.
 
 All numbers are little endian and come after the 16-byte header (messages.py):
 
@@ -33,7 +32,6 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from shardmq.shardd.sequence cimport Sequence, sequence_read
-from shardmq.shardd.wire.shared_memory cimport NO_RUN, BodyMemory
 from shardmq.shardd.wire.buffer cimport (
     KIND_PUBLISH, Bytes, references_weight, reserve, write_header,
 )
@@ -42,20 +40,17 @@ from shardmq.shardd.wire.publishes cimport (
     Writer, begin_run, c_crc32c, close_record, copied, crc32c_start, end_run, facts_of, open_record,
     put, put_head, put_lent, record_flags, seal, stored_bytes,
 )
-from shardmq.shardd.wire.routes cimport (
-    H_ANY, Route, Routes, Share, Spread, goes_to, hash_of, passed, same_exchange,
-)
+from shardmq.shardd.wire.shared_memory cimport NO_RUN, BodyMemory
 
 crc32c_start()
 
 cdef enum:
     HEADER = 16
-    PUBLISH_HEADER = 40
     # A run longer than this is closed, so that one record never grows far beyond a socket read.
     RUN_BYTES_MAX = 1 << 20
     # Records of at least this much are not copied into their PUBLISH, but handed over with the
     # memory they are in.
-    LARGE_BYTES = 32 << 10
+    HANDED_BYTES = 32 << 10
     # Bodies of at least this much are lent, where they lie in memory that the shard can see.
     LENT_BYTES_MIN = 16 << 10
     # So many rows for each queue are worth records of their own; fewer are put behind what is there
@@ -232,7 +227,7 @@ cdef class Packer:
         if start >= rows:
             return start, W_DONE
         row = <Row *> &table[0] + start
-        if lasting and rows - start == 1 and row.body_len >= LARGE_BYTES and row.body_frames == 1:
+        if lasting and rows - start == 1 and row.body_len >= HANDED_BYTES and row.body_frames == 1:
             why = self.leave(
                 routes, memoryview(buffer), &buffer[0], row, connection, first_seq, now_ms
             )
@@ -834,7 +829,7 @@ cdef class Packer:
         cdef Writer *w = &self.writers[shard]
         close_record(w)
         return (
-            0 if w.lent.used or w.records.used + w.elsewhere >= LARGE_BYTES
+            0 if w.lent.used or w.records.used + w.elsewhere >= HANDED_BYTES
             else PUBLISH_HEADER + w.runs.used + w.records.used
         )
 
