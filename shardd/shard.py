@@ -36,7 +36,7 @@ from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import DELIVERY_TURN_BYTES, QUEUE_PASS_BYTES, Serving
 from shardmq.shardd.short_way import ShortWay
 from shardmq.shardd.snapshot_requests import SnapshotRequests
-from shardmq.shardd.store.format import lent
+from shardmq.shardd.store.format.record import lent_runs, with_bodies
 from shardmq.shardd.stores import NoRoom, Screened, Store, StoreHome, counters_of
 from shardmq.shardd.streams import Fates
 from shardmq.shardd.syncs import Syncs
@@ -231,7 +231,7 @@ class Shard:
             known = self.queues.named(ids)
             if not known:  # all queues of the batch were deleted meanwhile
                 if lender is not None:
-                    lender.let_all_go(lent.runs_of(records))
+                    lender.let_all_go(lent_runs(records))
                 if held is not None:
                     held.need_no_sync()
                 return
@@ -242,8 +242,8 @@ class Shard:
             fates: Fates | None = None
             origins: Sequence[int] | None = None
             if lender is not None and (in_sequence or self.streams.queues):
-                runs = lent.runs_of(records)
-                records = memoryview(lent.joined(records, lender.memory))
+                runs = lent_runs(records)
+                records = memoryview(with_bodies(records, lender.memory))
                 lender.let_all_go(runs)
                 lender = None
             if in_sequence or self.streams.queues:

@@ -1,6 +1,6 @@
 """Read and make records in plain, slow and obvious Python.
 
-shardd/store/format/record.pyx and scanning.pyx read the same records. Tests use this module to make
+shardd/store/format/record.pyx and scanning.pxi read the same records. Tests use this module to make
 records.
 """
 

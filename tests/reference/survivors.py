@@ -1,4 +1,4 @@
-"""What shardd/store/format/scanning.pyx does for compaction, in plain Python: slow, obvious."""
+"""What shardd/store/format/scanning.pxi does for compaction, in plain Python: slow, obvious."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store.format import record, scanning
+from shardmq.shardd.store.format import record
 from shardmq.shardd.store.format.segment_file import (
     HEADER_BYTES,
     INDEX_SHARE_MAX,
@@ -88,7 +88,7 @@ def indexes(files: FaultyFiles) -> Iterator[tuple[int, bytes | None, bytes | Non
             header = decode_header(inode.data)
             assert header is not None
             number, salt, capacity, *_ = header
-            abstracts, end, holes = scanning.scan(inode.data, HEADER_BYTES, len(inode.data), salt)
+            abstracts, end, holes = record.scan(inode.data, HEADER_BYTES, len(inode.data), salt)
             assert not holes
             index = files.names.get(name.replace("msgs", "index"))
             right = encode_index(number, salt, end, abstracts)
@@ -151,7 +151,7 @@ def test_files_of_former_lives_leave_nothing_in_the_indexes_of_later_ones(
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Where each scan of a segment ended, as they come."""
     ends: list[int] = []
-    scan = scanning.scan
+    scan = record.scan
 
     def counted(
         segment: bytearray, start: int, stop: int, salt: int
@@ -159,7 +159,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ends.append(stop)
         return scan(segment, start, stop, salt)
 
-    monkeypatch.setattr(scanning, "scan", counted)
+    monkeypatch.setattr(record, "scan", counted)
     return ends
 
 
@@ -203,7 +203,7 @@ def test_an_open_segment_that_starts_anew_keeps_nothing_of_what_was_in_it(scans:
     (inode,) = (one for name, one in files.names.items() if name.startswith("d/msgs."))
     header = decode_header(inode.data)
     assert header is not None
-    abstracts, end, _ = scanning.scan(inode.data, HEADER_BYTES, len(inode.data), header[1])
+    abstracts, end, _ = record.scan(inode.data, HEADER_BYTES, len(inode.data), header[1])
     assert index == encode_index(header[0], header[1], end, abstracts)
 
 
@@ -249,7 +249,7 @@ def test_abstracts_are_all_that_a_scan_gives_or_none_and_never_more_than_an_inde
         end += len(wire)
         found = abstracts.until(end)
         assert found is None or (len(found) * INDEX_SHARE_MAX <= capacity and before is not None)
-        assert found is None or found == scanning.scan(target, HEADER_BYTES, end, 7)[0]
+        assert found is None or found == record.scan(target, HEADER_BYTES, end, 7)[0]
 
 
 def test_abstracts_with_a_gap_before_them_are_none() -> None:

@@ -12,7 +12,7 @@ import crc32c as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store.format import record, scanning
+from shardmq.shardd.store.format import record
 from tests.reference.record import NONE, Record, decode_record, encode_message, split_messages
 
 bodies = st.binary(max_size=40)
@@ -210,9 +210,9 @@ def test_a_scan_finds_every_good_record_and_no_other(
             continue
         good.append((decoded[0], decoded[1]))
         end = at = decoded[2]
-    abstracts, found_end, _ = scanning.scan(segment, 64, len(segment), salt)
+    abstracts, found_end, _ = record.scan(segment, 64, len(segment), salt)
     queue_ids = sorted({queue_id for one, _ in good for queue_id in one.queues})
-    known = scanning.Collector(queue_ids, queue_ids)
+    known = record.Collector(queue_ids, queue_ids)
     records_found = known.add(abstracts, 9, b"", 1)[0]
     assert (records_found, found_end) == (len(good), end)
     for arrival in known.take():
@@ -245,7 +245,7 @@ def test_records_are_sound_up_to_the_first_that_is_bad_or_not_all_there(
     end = 0
     while end < stop and (found := decode_record(bytes(data[:stop]), end, salt)) is not None:
         end = found[2]
-    got, needed = scanning.sound_until(data, 0, stop, salt)
+    got, needed = record.sound_until(data, 0, stop, salt)
     assert got == end
     if needed:
         assert end + needed > stop
@@ -255,7 +255,7 @@ def test_records_are_sound_up_to_the_first_that_is_bad_or_not_all_there(
 
 @given(st.binary(max_size=400), st.integers(0, 0xFFFFFFFF))
 def test_garbage_is_no_record(garbage: bytes, salt: int) -> None:
-    abstracts, end, holes = scanning.scan(bytearray(64) + garbage, 64, 64 + len(garbage), salt)
+    abstracts, end, holes = record.scan(bytearray(64) + garbage, 64, 64 + len(garbage), salt)
     assert (abstracts, end, holes) == (b"", 64, [])
 
 
@@ -269,7 +269,7 @@ def test_a_search_for_good_records_ends_when_bodies_pretend_to_be_records() -> N
         body = max(left - 28 - 4 - 10 - 8, 0)
         head = Record((1,), (encode_message(b""),)).encode()[:32]
         fake += left.to_bytes(4, "little") + head[4:] + (body + 7).to_bytes(4, "little") + bytes(4)
-    assert scanning.scan(bytearray(64) + fake, 64, 64 + size, 7)[0] == b""
+    assert record.scan(bytearray(64) + fake, 64, 64 + size, 7)[0] == b""
 
 
 @settings(max_examples=80, deadline=None)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store.format.scanning import (
+from shardmq.shardd.store.format.record import (
     Survivors,
     moved_again,
     moved_entries,

@@ -17,7 +17,7 @@ from unittest import mock
 
 from shardmq.shardd.store.errors import Corrupt, StoreFailed
 from shardmq.shardd.store.files import read_file
-from shardmq.shardd.store.format import record, scanning
+from shardmq.shardd.store.format import record
 from shardmq.shardd.store.format.manifest import NAME as MANIFEST
 from shardmq.shardd.store.format.manifest import Manifest
 from shardmq.shardd.store.format.segment_file import file_name, parse_name
@@ -379,7 +379,7 @@ def list_not_synced() -> Iterator[None]:
 @contextlib.contextmanager
 def checksums_not_looked_at() -> Iterator[None]:
     """Recovery takes whatever has a length for a record."""
-    scan = scanning.scan
+    scan = record.scan
 
     def gullible(
         segment: bytearray, start: int, stop: int, salt: int
@@ -394,7 +394,7 @@ def checksums_not_looked_at() -> Iterator[None]:
             at += size
         return scan(segment, start, stop, salt)
 
-    with mock.patch.object(scanning, "scan", gullible):
+    with mock.patch.object(record, "scan", gullible):
         yield
 
 

@@ -71,7 +71,7 @@ cdef extern from *:
 cdef enum:
     # Room that stays for the next batch.
     KEPT_BYTES = 4 << 20
-    # As in scanning.pyx: the search for good chunks behind a bad one must end.
+    # As in scanning.pxi: the search for good chunks behind a bad one must end.
     RESYNC_CRC_SHARE = 8
 
 cdef uint32_t ANY_FILTER = 0xFFFFFFFF

@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Check and index a batch of records, copy it, read messages back, and settle them.
 
-Recovery has scanning.pyx.
+scanning.pxi has recovery and compaction, lent.pxi the records whose body lies elsewhere.
 
 Knows the shape of the bytes and nothing of files or queues. All numbers are little endian.
 
@@ -738,3 +738,7 @@ def redelivered(array.array entries):
             to[0] = entry[i]
             to += 1
     return result
+
+
+include "scanning.pxi"
+include "lent.pxi"

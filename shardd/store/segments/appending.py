@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardmq.shardd.lending import Lender
-from shardmq.shardd.store.format import lent
-from shardmq.shardd.store.format.record import Arrival, Batch
+from shardmq.shardd.store.format.record import Arrival, Batch, stored_bytes
 from shardmq.shardd.store.format.segment_file import (
     END_BYTES,
     HEADER_BYTES,
@@ -73,7 +72,7 @@ class Appender:
         Returns None, and appends nothing, if the batch is larger than a usual segment.
         """
         batch, counters = self.batch, self._segments.counters
-        size = lent.stored_bytes(records, len(lender.memory))
+        size = stored_bytes(records, len(lender.memory))
         segment = self._with_room(size)
         if segment is None:
             return None

@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import Files, remove_files
 from shardmq.shardd.store.format.manifest import ManifestSync
-from shardmq.shardd.store.format.record import segment_runs
-from shardmq.shardd.store.format.scanning import Survivors, moved_again, moved_pairs
+from shardmq.shardd.store.format.record import Survivors, moved_again, moved_pairs, segment_runs
 from shardmq.shardd.store.format.segment_file import END_BYTES, HEADER_BYTES, encode_header
 from shardmq.shardd.store.segments.recovery import Reader
 from shardmq.shardd.store.segments.segment import Moves, Segment

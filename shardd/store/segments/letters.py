@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
-from shardmq.shardd.store.format import scanning
+from shardmq.shardd.store.format import record
 from shardmq.shardd.store.format.record import crc32c, segment_runs
 from shardmq.shardd.store.format.segment_file import HEADER_BYTES
 from shardmq.shardd.store.segments.retrieval import Retrieval
@@ -111,7 +111,7 @@ class Letters:
         if known.end < segment.used:
             data = self._bytes(segment, known.end)
             # No queue has messages of the records that are not good.
-            abstracts, _, _ = scanning.scan(data, known.end, segment.used, segment.salt)
+            abstracts, _, _ = record.scan(data, known.end, segment.used, segment.salt)
             known.add(abstracts)
             known.end = segment.used
         while len(self._known) >= KNOWN_MAX:

@@ -22,8 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardmq.shardd.store.files import Files, is_full, is_missing, read_head, remove_files
-from shardmq.shardd.store.format import lent
 from shardmq.shardd.store.format.manifest import Manifest
+from shardmq.shardd.store.format.record import segment_buffer
 from shardmq.shardd.store.format.segment_file import HEADER_BYTES, decode_header, file_name
 from shardmq.shardd.store.segments.segment import Segment
 
@@ -157,7 +157,7 @@ class Reclaimer:
     def new_segment(self, number: int) -> Segment:
         spare = next(spare for spare in self.spares if spare.lasting)
         self.spares.remove(spare)
-        buffer = self.buffers.pop() if self.buffers else lent.buffer(self.segment_bytes)
+        buffer = self.buffers.pop() if self.buffers else segment_buffer(self.segment_bytes)
         return Segment(
             number, self.files.salt(), self.segment_bytes, spare.path, spare.handle, buffer
         )

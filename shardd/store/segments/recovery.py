@@ -33,7 +33,7 @@ from shardmq.shardd.store.files import (
     remove_files,
     write_file,
 )
-from shardmq.shardd.store.format import acks, record, scanning
+from shardmq.shardd.store.format import acks, record
 from shardmq.shardd.store.format import manifest as manifests
 from shardmq.shardd.store.format.producers_file import NAME as PRODUCERS
 from shardmq.shardd.store.format.segment_file import (
@@ -115,7 +115,7 @@ def recover(
     listed = set(manifest.read(read_file(files, f"{directory}/{manifests.NAME}")))
     unread = producers.file.recover() if producers is not None else None
     numbers = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"))
-    collector = scanning.Collector(queue_ids, frozenset(timed), note)
+    collector = record.Collector(queue_ids, frozenset(timed), note)
     found = Found(
         [],
         [],
@@ -322,7 +322,7 @@ class Reader:
             self.buffer += bytes(stop - len(self.buffer))
         with memoryview(self.buffer) as view, view[start:stop] as part:
             got = self.files.read_into(handle, part, start)
-        abstracts, end, holes = scanning.scan(self.buffer, start, start + got, salt)
+        abstracts, end, holes = record.scan(self.buffer, start, start + got, salt)
         return abstracts, end == stop and not holes
 
     def _without_header(
@@ -372,12 +372,12 @@ class Reader:
                         error.errno, f"{error.strerror}: reading {segment.path}"
                     ) from error
                 unreadable = self._read_in_blocks(handle, part)
-        abstracts, end, holes = scanning.scan(self.buffer, HEADER_BYTES, size, segment.salt)
+        abstracts, end, holes = record.scan(self.buffer, HEADER_BYTES, size, segment.salt)
         segment.used = segment.flushed = segment.checked = end
         name = file_name("msgs", segment.number)
         damage = [Damage(name, "unreadable", start, stop) for start, stop in unreadable]
         damage += [Damage(name, "corrupt", start, stop) for start, stop in holes]
-        torn = scanning.torn_bytes(self.buffer, end, size)
+        torn = record.torn_bytes(self.buffer, end, size)
         if torn:
             damage.append(Damage(name, "torn", end, end + torn))
         if self.producers is not None and self.producers.found(

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardmq.shardd.store.files import Files
-from shardmq.shardd.store.format import record, scanning
-from shardmq.shardd.store.format.lent import LentBodies
-from shardmq.shardd.store.format.scanning import moved_entries
+from shardmq.shardd.store.format import record
+from shardmq.shardd.store.format.record import LentBodies, moved_entries
 from shardmq.shardd.store.format.segment_file import (
     END_BYTES,
     HEADER_BYTES,
@@ -195,6 +194,6 @@ class Segment(SegmentState):
         abstracts = self.abstracts.until(self.used) if self.abstracts is not None else None
         if abstracts is None:
             # They were not collected, or were given up when small messages came before large ones.
-            abstracts, end, holes = scanning.scan(self.buffer, HEADER_BYTES, self.used, self.salt)
+            abstracts, end, holes = record.scan(self.buffer, HEADER_BYTES, self.used, self.salt)
             assert end == self.used and not holes, "the write buffer of a segment is damaged"
         return encode_index(self.number, self.salt, self.used, abstracts)

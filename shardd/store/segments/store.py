@@ -22,14 +22,15 @@ from shardmq.shardd.lending import Lender, LentMessages
 from shardmq.shardd.store.damage import Damage
 from shardmq.shardd.store.errors import Closed, DiskFull
 from shardmq.shardd.store.files import Files, OsFiles, sync_file
-from shardmq.shardd.store.format import lent
 from shardmq.shardd.store.format.producers_file import NAME as PRODUCERS
 from shardmq.shardd.store.format.record import (
     Arrival,
+    lent_runs,
     look_at,
     only_segment,
     segment_runs,
     settled_pairs,
+    with_bodies,
 )
 from shardmq.shardd.store.format.segment_file import END_BYTES, HEADER_BYTES, file_name
 from shardmq.shardd.store.format.sequences import Screened
@@ -298,11 +299,11 @@ class SegmentStore(SegmentStoreState):
             arrivals = self._appender.append_lent(records, lender, indexes)
             if arrivals is not None:
                 return arrivals
-            arrivals = self.append(lent.joined(records, lender.memory), indexes)
+            arrivals = self.append(with_bodies(records, lender.memory), indexes)
         except Exception:
-            lender.let_all_go(lent.runs_of(records))
+            lender.let_all_go(lent_runs(records))
             raise
-        lender.let_all_go(lent.runs_of(records))
+        lender.let_all_go(lent_runs(records))
         return arrivals
 
     def own_lent(self) -> None:

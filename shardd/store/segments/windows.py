@@ -19,7 +19,7 @@ from itertools import islice
 
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import Files
-from shardmq.shardd.store.format import record, scanning
+from shardmq.shardd.store.format import record
 from shardmq.shardd.store.segments.segment import Segment
 
 HANDLES_MAX = 64
@@ -222,10 +222,10 @@ class Windows:
             window = self._read(
                 segment, handle, start, self._next_bytes(segment, start, position - start + ahead)
             )
-            end, needed = scanning.sound_until(window.data, 0, window.used, segment.salt)
+            end, needed = record.sound_until(window.data, 0, window.used, segment.salt)
             if end == 0 and start + needed <= segment.used and needed:
                 window = self._read(segment, handle, start, needed)
-                end, needed = scanning.sound_until(window.data, 0, window.used, segment.salt)
+                end, needed = record.sound_until(window.data, 0, window.used, segment.salt)
             if end == 0:
                 raise Corrupt(f"the record at byte {start} of {segment.path} is damaged")
             window.used = end

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Records whose body lies elsewhere, in memory that a front door has lent (wire/bodies.pxi).
 
 On the wire such a record is LENT: it holds one message, with the place of the body instead of the
@@ -18,20 +17,12 @@ from libc.string cimport memcpy, memset
 from shardmq.shardd.grown cimport Grown, reserve
 from shardmq.shardd.store.format.layout cimport RECORD_HEADER, put32, record_bytes, u16, u32, u64
 
-cdef extern from "../../crc32c.h" nogil:
-    uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
-    void crc32c_start()
-
-crc32c_start()
-
 cdef enum:
     LENT = 16
     PLACE_BYTES = 16
     # A lent body weighs this part of its bytes in windows and passes: it takes no room in a ring,
     # and no time to copy.
     LENT_SHARE = 4
-
-cdef array.array _I = array.array("I")
 
 
 cdef struct Record:
@@ -94,7 +85,7 @@ def stored_bytes(const uint8_t[::1] records not None, unsigned long long memory)
     return stored
 
 
-def runs_of(const uint8_t[::1] records not None) -> list:
+def lent_runs(const uint8_t[::1] records not None) -> list:
     """Return the run of each lent body, of records that stored_bytes() has checked."""
     cdef uint64_t at = 0, total = records.shape[0]
     cdef Record found
@@ -107,7 +98,7 @@ def runs_of(const uint8_t[::1] records not None) -> list:
     return runs
 
 
-def buffer(Py_ssize_t size) -> bytearray:
+def segment_buffer(Py_ssize_t size) -> bytearray:
     """Return a buffer for a segment.
 
     Its bytes are anything: pages that nobody writes to take no memory.
@@ -128,7 +119,7 @@ cdef void seal(uint8_t *record, uint32_t salt) noexcept:
     put32(record + 4, c_crc32c(0, record + 8, length - 8) ^ salt)
 
 
-def joined(const uint8_t[::1] records not None, const uint8_t[::1] memory not None) -> bytes:
+def with_bodies(const uint8_t[::1] records not None, const uint8_t[::1] memory not None) -> bytes:
     """Return the records with copies of the bodies that are lent.
 
     Raise ValueError as stored_bytes() does.

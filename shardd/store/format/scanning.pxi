@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Go through the records of a segment: find the good ones, gather or copy what is still needed.
 
 `scan` and `Collector` are for recovery, `Survivors` and the functions at the end for compaction,
@@ -39,14 +38,6 @@ from shardmq.shardd.store.format.layout cimport (
     write_abstract,
 )
 
-from shardmq.shardd.store.format.record import Arrival
-
-cdef extern from "../../crc32c.h" nogil:
-    uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
-    void crc32c_start()
-
-crc32c_start()
-
 # Bytes of which a search for good records behind a bad one may take the crc, per byte of the
 # segment: bodies can be made to look like records, and recovery must end.
 cdef uint64_t RESYNC_CRC_SHARE = 8
@@ -58,8 +49,6 @@ cdef uint64_t RECORD_BYTES_MAX = 1 << 20
 cdef uint64_t FLAGS = 15
 # The times of messages that are found are noted as exactly as those of new ones (segments/ages.py).
 cdef uint64_t NOTE_EACH_MS = 1000
-
-cdef array.array _Q = array.array("Q")
 
 
 cdef struct PairSet:  # settled pairs, filled once; the owner frees `pairs`
