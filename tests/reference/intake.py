@@ -1,4 +1,4 @@
-"""shardd/store/format/stream_append.pyx in plain, slow, obvious Python."""
+"""shardd/store/format/stream_append.pxi in plain, slow, obvious Python."""
 
 from __future__ import annotations
 

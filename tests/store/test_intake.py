@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pamqp import header
 from pamqp.commands import Basic
 
-from shardmq.shardd.store.format import stream_append as intake
+from shardmq.shardd.store.format import chunk
 from shardmq.shardd.store.streams import filter_of
 from tests.reference import intake as reference
 from tests.reference.record import Record, encode_message, split_messages
@@ -55,12 +55,12 @@ records = st.lists(
 
 @given(records, st.integers(1, 5))
 def test_a_stream_gets_the_records_that_name_it(data: bytes, queue_id: int) -> None:
-    assert intake.records_of(data, queue_id) == reference.records_of(data, queue_id)
+    assert chunk.records_of(data, queue_id) == reference.records_of(data, queue_id)
 
 
 @given(records)
 def test_filter_values_are_those_of_the_headers(data: bytes) -> None:
-    found = intake.filters_of(data)
+    found = chunk.filters_of(data)
     assert (None if found is None else list(found)) == reference.filters_of(data)
 
 
@@ -70,7 +70,7 @@ def test_filter_values_are_those_of_the_headers(data: bytes) -> None:
 )
 def test_only_messages_that_are_wanted_are_selected(blobs: list[bytes], wanted: list[int]) -> None:
     offsets, sizes = array("Q", range(5, 5 + len(blobs))), array("I", range(len(blobs)))
-    blob, some, some_sizes = intake.select(b"".join(blobs), offsets, sizes, array("I", wanted))
+    blob, some, some_sizes = chunk.select(b"".join(blobs), offsets, sizes, array("I", wanted))
     assert list(zip(some, split_messages(blob), strict=True)) == reference.select(
         b"".join(blobs), list(offsets), wanted
     )
@@ -81,7 +81,7 @@ def test_a_batch_that_is_cut_is_refused() -> None:
     data = Record((1,), (encode_message(b"x"),)).encode()
     for cut in range(1, len(data)):
         with pytest.raises(ValueError):
-            intake.records_of(data[:cut], 1)
+            chunk.records_of(data[:cut], 1)
 
 
 @given(st.binary(max_size=60))
@@ -90,5 +90,5 @@ def test_broken_properties_say_nothing_and_do_no_harm(props: bytes) -> None:
         (1,),
         (encode_message(b"x", props=b"\x20\0" + b"\0\0\0\x30\x15x-stream-filter-value" + props),),
     ).encode()
-    found = intake.filters_of(data)
+    found = chunk.filters_of(data)
     assert found is not None and len(found) == 1

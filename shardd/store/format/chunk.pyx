@@ -1,6 +1,8 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Make chunks of a stream out of records, read messages, and find the good chunks of a segment.
 
+stream_append.pxi finds which records of a batch a stream gets, with the filters of their messages.
+
 This file knows the shape of the bytes and nothing of files. A chunk is a record (drawn in
 record.pyx) of messages of one stream with consecutive offsets. Where other records name their
 queues, a chunk has what only a stream needs:
@@ -612,3 +614,6 @@ cdef class Scanner:
         if self.entries.used:
             memcpy(entries.data.as_voidptr, self.entries.data, self.entries.used)
         return entries
+
+
+include "stream_append.pxi"

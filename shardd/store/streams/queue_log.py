@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shardmq.shardd.store.format import stream_append as intake
-from shardmq.shardd.store.format.chunk import expanded
+from shardmq.shardd.store.format.chunk import expanded, filters_of, records_of, select
 from shardmq.shardd.store.streams.log import StreamLog, wanted_filters
 from shardmq.shardd.store.streams.reading import COUNT_MAX, OFFSET_MAX
 
@@ -86,9 +85,9 @@ class QueueLog:
         )
 
     def _append_own(self, records: memoryview, queue_id: int, alone: bool) -> int:
-        own = records if alone else intake.records_of(records, queue_id)
+        own = records if alone else records_of(records, queue_id)
         before = self.stream.next_offset
-        self.stream.append(own, intake.filters_of(own))
+        self.stream.append(own, filters_of(own))
         return self.stream.next_offset - before
 
     def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]:
@@ -131,7 +130,7 @@ class QueueLog:
         blob, sizes = found.blob, found.sizes
         offsets = expanded(found.runs, 0)
         if wanted is not None and offsets:
-            blob, offsets, sizes = intake.select(blob, offsets, sizes, wanted)
+            blob, offsets, sizes = select(blob, offsets, sizes, wanted)
             entries = array("Q", [offset + 1 for offset in offsets])
         else:
             entries = expanded(found.runs, 1)

@@ -1,4 +1,3 @@
-# cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Find the records of a batch that go to a stream, and the filter values of their messages.
 
 This file knows records and stored messages (drawn in record.pyx), and finds the header FILTER_NAME
@@ -21,10 +20,6 @@ from shardmq.shardd.store.format.layout cimport (
     u32,
 )
 
-cdef extern from "../../crc32c.h" nogil:
-    uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
-    void crc32c_start()
-
 cdef extern from *:
     """
     #define _GNU_SOURCE
@@ -43,18 +38,12 @@ cdef extern from *:
         const void *data, size_t n, const void *what, size_t m
     ) noexcept nogil
 
-crc32c_start()
-
 FILTER_NAME = b"x-stream-filter-value"
 
 cdef enum:
     NAME_BYTES = 22  # with its length before it
 
 cdef const uint8_t *NAME = b"\x15x-stream-filter-value"
-cdef uint32_t ANY_FILTER = 0xFFFFFFFF
-
-cdef array.array _Q = array.array("Q")
-cdef array.array _I = array.array("I")
 
 
 cdef bint names(const uint8_t *record, uint32_t queue_id) noexcept nogil:
