@@ -16,6 +16,7 @@ refused something.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -24,7 +25,7 @@ from pamqp import base, commands
 
 from shardmq.bridges.connection import Connection
 from shardmq.bridges.destinations import Destination
-from shardmq.bridges.errors import LinkFailed
+from shardmq.bridges.errors import ChannelClosed, LinkFailed
 from shardmq.bridges.relay import Relay
 from shardmq.broker.shared.bridging import BridgeState
 
@@ -38,6 +39,9 @@ REFUSED_S, REFUSED_S_MAX = 0.05, 1.0
 # stop, for which the process has `process.STOP_S_MAX`.
 FLUSH_S_MAX: Final = 10.0
 FLUSH_S_AT_STOP: Final = 2.0
+PRECONDITION_FAILED: Final = 406
+# How brokers tell the size of a message that is too large.
+MESSAGE_SIZE: Final = re.compile(r"message size (\d{1,18})\b")
 
 
 class Mode(NamedTuple):
@@ -97,7 +101,9 @@ class Pump:
         """End when a connection fails. Raises LinkFailed if the destination has failed before."""
         source, destination = self._source, self._destination
         source.on_failed = lambda error: self.end(LinkFailed(f"source: {error}"))
-        destination.on_failed = lambda error: self.end(LinkFailed(f"destination: {error}"))
+        destination.on_failed = lambda error: self.end(
+            LinkFailed(f"destination: {error}{self._meant(error)}")
+        )
         source.on_method = self._heard
         if (failure := destination.failure) is not None:
             raise LinkFailed(f"destination: {failure}")
@@ -199,6 +205,17 @@ class Pump:
         relay = self._relay
         if relay is not None and relay.unfit and relay.passed <= self._settled:
             self.end(LinkFailed(relay.unfit))
+
+    def _meant(self, error: LinkFailed) -> str:
+        """Return which message the destination has found too large, in brackets; '' if none.
+
+        Brokers tell its size: the first message of that size is larger than all that they took.
+        """
+        if not isinstance(error, ChannelClosed) or error.code != PRECONDITION_FAILED:
+            return ""
+        size = MESSAGE_SIZE.search(str(error))
+        named = self._relay.first_of(int(size[1])) if size and self._relay is not None else ""
+        return f" ({named})" if named else ""
 
     def _settle(self) -> None:
         """Acknowledge what the destination has, and give back what it has refused."""

@@ -42,6 +42,7 @@ cdef enum:
     A_HEADER = 1
     A_BODY = 2
     SKIPS_KEPT = 64
+    GROWING_KEPT = 1000
     # A publish is longer than its delivery by no more than this and the two given names.
     GROWTH = 16
 
@@ -78,8 +79,12 @@ cdef class Relay:
     cdef readonly uint64_t dropped   # messages that were dropped, to their end
     cdef readonly uint64_t body_bytes
     cdef readonly str unfit          # why no more is taken: a message that fits into no frame
-    cdef uint8_t last_key[255]       # the routing key of the last delivery, kept if it is edited
+    cdef uint8_t last_key[255]       # the routing key of the last delivery
     cdef uint8_t last_key_len
+    # Messages whose body is larger than all before it: number, bytes of the body, routing key. The
+    # first one that a destination finds too large is among them. GROWING_KEPT at most are kept.
+    cdef list growing
+    cdef uint64_t largest            # the last one's bytes
 
     def __init__(
         self, exchange, key, bint mandatory, edit, uint32_t frame_bytes_max, long long limit=-1,
@@ -92,6 +97,7 @@ cdef class Relay:
         self.with_names = with_names or may_drop
         self.may_drop = may_drop
         self.dropped_tags = []
+        self.growing = []
         self.bits = 1 if mandatory else 0
         self.frame_max = frame_bytes_max
         self.limit = <uint64_t>limit if limit >= 0 else 0xffffffffffffffff
@@ -113,6 +119,16 @@ cdef class Relay:
         cdef list dropped = self.dropped_tags
         self.dropped_tags = []
         return dropped
+
+    def first_of(self, uint64_t size):
+        """Return the words for the first message with a body of so many bytes; '' if not known.
+
+        It is known if it is larger than all that were published before it.
+        """
+        for number, each, key in self.growing:
+            if each == size:
+                return _named(number, key, each)
+        return ""
 
     def feed(self, const uint8_t[::1] data not None, size_t at):
         """Take frames from `at` on; return (position behind the last taken one, bytes to publish).
@@ -228,6 +244,8 @@ cdef class Relay:
                     out = q
                 if not self.is_dropping:
                     self.body_bytes += self.body_left
+                    if self.body_left > self.largest:
+                        self.note_largest()
                 self.expected = A_BODY if self.body_left else A_METHOD
                 if self.expected == A_METHOD:
                     self.end_message()
@@ -273,9 +291,8 @@ cdef class Relay:
             return NULL
         if not own_key:
             key, key_len = p + at, n
-        if self.edit is not None:
-            memcpy(self.last_key, p + at, n)
-            self.last_key_len = <uint8_t>n
+        memcpy(self.last_key, p + at, n)
+        self.last_key_len = <uint8_t>n
         self.begun += 1
         q[0] = METHOD_FRAME
         q = put16(q + 1, CHANNEL)
@@ -295,10 +312,18 @@ cdef class Relay:
         """Return which message has properties of so many bytes, and how many may be."""
         key = PyBytes_FromStringAndSize(<const char *>self.last_key, self.last_key_len)
         return (
-            f"message {self.begun} with the routing key '{key.decode('utf-8', 'replace')}' and "
-            f"{self.body_left} bytes does not fit: with what is added, its properties have "
-            f"{props} bytes, and a frame has room for {self.frame_max - FRAME_OVERHEAD - 12}"
+            f"{_named(self.begun, key, self.body_left)} does not fit: with what is added, its "
+            f"properties have {props} bytes, and a frame has room for "
+            f"{self.frame_max - FRAME_OVERHEAD - 12}"
         )
+
+    cdef note_largest(self):
+        """Note the message whose header was read: its body is larger than all before it."""
+        self.largest = self.body_left
+        if len(self.growing) == GROWING_KEPT:
+            del self.growing[0]  # it was refused or taken long ago
+        key = PyBytes_FromStringAndSize(<const char *>self.last_key, self.last_key_len)
+        self.growing.append((self.begun, self.body_left, key))
 
     cdef void end_message(self):
         if self.is_dropping:
@@ -308,10 +333,15 @@ cdef class Relay:
             self.published += 1
 
     cdef bytes edited(self, const uint8_t *props, uint32_t size):
-        cdef bytes given = PyBytes_FromStringAndSize(<const char *>props, size)
-        if self.last_props is not None and given == self.last_props:
-            if not self.with_names or self.names == self.last_names:
-                return self.last_edited
+        cdef bytes given
+        if (
+            self.last_props is not None
+            and <uint32_t>len(self.last_props) == size
+            and memcmp(<char *>self.last_props, props, size) == 0
+            and (not self.with_names or self.names == self.last_names)
+        ):
+            return self.last_edited
+        given = PyBytes_FromStringAndSize(<const char *>props, size)
         if self.with_names:
             self.last_edited = self.edit(given, self.names)
             self.last_names = self.names
@@ -323,6 +353,12 @@ cdef class Relay:
     def forget_edited(self):
         """Edit the next properties anew, even if they are equal to the last ones."""
         self.last_props = None
+
+
+def _named(number, bytes key, size):
+    return (
+        f"message {number} with the routing key '{key.decode('utf-8', 'replace')}' and {size} bytes"
+    )
 
 
 cdef bytes _header(const uint8_t *payload, bytes props):

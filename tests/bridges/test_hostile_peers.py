@@ -119,12 +119,12 @@ NEVER = (99, 99)
 LARGE_FRAME = struct.pack(">BHI", 3, 1, 100 << 20) + b"x" * 100
 
 
-def delivery(tag: int, props: bytes = b"\0\0") -> bytes:
+def delivery(tag: int, props: bytes = b"\0\0", body: bytes = b"a") -> bytes:
     names = short(b"shovel") + struct.pack(">QB", tag, 0) + b"\0\0"
     return (
         frame(1, 1, struct.pack(">HH", 60, 60) + names)
-        + frame(2, 1, struct.pack(">HHQ", 60, 0, 1) + props)
-        + frame(3, 1, b"a")
+        + frame(2, 1, struct.pack(">HHQ", 60, 0, len(body)) + props)
+        + frame(3, 1, body)
     )
 
 
@@ -479,3 +479,33 @@ async def test_a_message_that_fits_into_no_frame_is_the_reason_once_those_before
     assert runner.state.moved == 1
     answers = [each for each in source.heard if isinstance(each, ACK | NACK)]
     assert [(type(each), each.delivery_tag) for each in answers] == [(ACK, 1)]
+
+
+@pytest.mark.row("J8")
+@pytest.mark.parametrize(
+    ("code", "said", "named"),
+    [
+        (406, "message size 3 is larger than configured max size 2", 3),
+        (406, "message size 5 is larger than configured max size 2", None),
+        (406, "unknown delivery tag 3", None),
+        (404, "message size 3", None),
+    ],
+)
+async def test_a_message_that_is_too_large_for_the_destination_is_named(
+    peers: Callable[..., Awaitable[Peer]], code: int, said: str, named: int | None
+) -> None:
+    bodies = b"a", b"bb", b"ccc", b"ddd", b"e"
+    more = b"".join(delivery(tag, body=body) for tag, body in enumerate(bodies, 1))
+    source = await peers((60, 20), b"", more=more)
+    closing = commands.Channel.Close(code, f"PRECONDITION_FAILED - {said}", 60, 40)
+    destination = await peers((60, 40), frame(1, 1, encode_method(closing)))
+    value = {
+        "src-uri": f"amqp://127.0.0.1:{source.port}", "src-queue": "a", "reconnect-delay": 0,
+        "dest-uri": f"amqp://127.0.0.1:{destination.port}", "dest-queue": "b",
+    }  # fmt: skip
+    runner = ShovelRunner(Order(shovels.read("/", "s", value), 1), "c", list, lambda: None)
+    await asyncio.wait_for(runner.run(), 30)
+    expected = f"destination: {code} PRECONDITION_FAILED - {said}"
+    if named is not None:
+        expected += f" (message {named} with the routing key '' and 3 bytes)"
+    assert runner.state.error == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
+from collections.abc import Callable
 
 import pytest
 
@@ -89,6 +90,35 @@ def test_any_deliveries_cut_anywhere_are_the_publishes_of_the_reference(
         assert (relay.published, relay.dropped) == (published, len(of))
         assert relay.passed == relay.begun == published + len(of)
         assert dropped + relay.take_dropped() == of and relay.take_dropped() == []
+
+
+@pytest.mark.row("J8")
+@pytest.mark.parametrize("edits", [None, edit])
+def test_the_first_message_of_a_size_that_none_before_had_is_named(
+    pytestconfig: pytest.Config, edits: Callable[[bytes], bytes] | None
+) -> None:
+    chance = random.Random(pytestconfig.option.seed)
+    sizes = [chance.randrange(60) for _ in range(50)]
+    relay, data = Relay(None, None, False, edits, FRAME_MAX), b""
+    for tag, size in enumerate(sizes, 1):
+        data += delivery(tag, b"e", b"k%d" % tag, b"\0\0", bytes(size), 4000)
+    while data:
+        at, _ = relay.feed(data[: chance.randrange(1, 500)], 0)
+        data = data[at:]
+    for size in range(61):
+        before = sizes[: sizes.index(size)] if size in sizes else [size]
+        expected = ""
+        if size > max(before, default=0):
+            tag = len(before) + 1
+            expected = f"message {tag} with the routing key 'k{tag}' and {size} bytes"
+        assert relay.first_of(size) == expected, (size, sizes)
+
+
+def test_of_many_messages_that_are_each_larger_the_last_thousand_are_known() -> None:
+    relay = Relay(None, None, False, None, FRAME_MAX)
+    for tag in range(1, 1003):
+        relay.feed(delivery(tag, b"", b"k", b"\0\0", bytes(tag), 4000), 0)
+    assert [bool(relay.first_of(tag)) for tag in (2, 3, 1002, 1003)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.requests import PARTITION_ORDER
 from shardmq.broker.controller.stored.installation import installation_id
 from shardmq.broker.controller.streams.boards import Boards, Wanted, have_gone_on, wait_until
 from shardmq.broker.controller.streams.elsewhere import Elsewhere, Watch
@@ -108,6 +109,20 @@ def parts_of(vhost: Vhost, name: str) -> list[StreamShard]:
         if queue.part is not None
     ]
     return [part for part in parts if is_stream(part.queue)]
+
+
+def bound_streams(vhost: Vhost, exchange: str) -> list[str]:
+    """Return the names of the streams that are bound to an exchange, in the order of their keys.
+
+    These are the partitions of a super stream that has a stream for each binding key.
+    """
+    found = []
+    for binding in vhost.bindings_from(exchange):
+        queue = vhost.queues.get(binding.destination) if binding.kind == "queue" else None
+        if queue is not None and is_stream(queue):
+            order = binding.arguments.get(PARTITION_ORDER)
+            found.append((order if isinstance(order, int) else 0, queue.name))
+    return list(dict.fromkeys(name for _, name in sorted(found)))
 
 
 def names_of(vhost: Vhost) -> list[str]:

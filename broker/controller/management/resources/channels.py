@@ -37,7 +37,7 @@ def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _rows(
+def rows(
     call: Call,
     stats: Stats,
     is_wanted: Callable[[ConnectionInfo, int], bool] = lambda info, number: True,
@@ -83,7 +83,7 @@ def _row(
 
 async def get_all(call: Call) -> Listing:
     """List channels, of all vhosts or of the one in the path."""
-    return Listing(_rows(call, await call.context.stats.now()))
+    return Listing(rows(call, await call.context.stats.now()))
 
 
 async def of_connection(call: Call) -> Listing:
@@ -91,7 +91,7 @@ async def of_connection(call: Call) -> Listing:
     name = call.part("connection")
     existing(call.context.presence.by_name(name))
     stats = await call.context.stats.now()
-    return Listing(_rows(call, stats, lambda info, number: info.name == name))
+    return Listing(rows(call, stats, lambda info, number: info.name == name))
 
 
 async def get(call: Call) -> dict[str, Any]:
@@ -99,7 +99,7 @@ async def get(call: Call) -> dict[str, Any]:
     stats, name = await call.context.stats.now(), call.part("channel")
 
     def look() -> dict[str, Any] | None:
-        named = _rows(call, stats, lambda info, number: channel_name(info, number) == name)
+        named = rows(call, stats, lambda info, number: channel_name(info, number) == name)
         return next(named, None)
 
     found = look()

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route, long_list
+from shardmq.broker.controller.management.resources import channels
 from shardmq.broker.controller.management.resources.shovels import check_uris, shown_time
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.amqp_uri import without_credentials
@@ -16,6 +17,7 @@ from shardmq.broker.model.federation import UPSTREAM, Link, QueueLink, faults
 from shardmq.broker.shared.bridging import RUNNING, STARTING, BridgeState, key_of
 
 DOWN = "error"
+PUBLISHING = 1  # the channel of a link's messages (bridges/connection.py); others are for requests
 
 
 def status(state: BridgeState) -> str:
@@ -63,22 +65,42 @@ def row(link: Link, state: BridgeState, node: str) -> dict[str, Any]:
     }
 
 
-def _rows(call: Call) -> list[dict[str, Any]]:
+async def _rows(call: Call) -> list[dict[str, Any]]:
+    """Return a row for each link, with the channel that it publishes on, as /api/channels has it.
+
+    A channel that is so new that it is not in the listings yet is missing.
+    """
     bridges = call.context.bridges
     seen = {vhost.name for vhost in call.vhosts()}
     links = () if bridges is None else bridges.links()
     node = call.context.cluster.own
-    return [row(link, state, node) for link, state in links if link.vhost in seen]
+    found = [row(link, state, node) for link, state in links if link.vhost in seen]
+    names = {each["local_connection"] for each in found if each.get("local_connection")}
+    if names:
+        own = await _first_channels(call, names)
+        for each in found:
+            if (channel := own.get(each.get("local_connection", ""))) is not None:
+                each["local_channel"] = channel
+    return found
+
+
+async def _first_channels(call: Call, names: set[str]) -> dict[str, dict[str, Any]]:
+    """Return the first channel of each of these connections: that of the messages."""
+    stats = await call.context.stats.now()
+    shown = channels.rows(
+        call, stats, lambda info, number: info.name in names and number == PUBLISHING
+    )
+    return {channel["connection_details"]["name"]: channel for channel in shown}
 
 
 async def get_all(call: Call) -> Listing:
     """List links of federation and their states, of all vhosts or one."""
-    return Listing(_rows(call))
+    return Listing(await _rows(call))
 
 
 async def get_down(call: Call) -> Listing:
     """List links of federation that do not run, of all vhosts or one."""
-    return Listing([each for each in _rows(call) if each["status"] != RUNNING])
+    return Listing([each for each in await _rows(call) if each["status"] != RUNNING])
 
 
 async def restart(call: Call) -> None:

@@ -138,7 +138,8 @@ MORE: Final[dict[str, str]] = {
         "blocked_status:str reason:str"
     ),
     "FederationLink": (
-        "queue:str upstream_queue:str exchange:str upstream_exchange:str local_connection:str"
+        "queue:str upstream_queue:str exchange:str upstream_exchange:str local_connection:str "
+        "local_channel:map"
     ),
     "Vhost": "recv_oct_details:map send_oct_details:map replicas:int min_in_sync:int",
     "Node": "disk_free:int disk_free_limit:int",
