@@ -20,7 +20,7 @@ from shardmq.supervisor.cli.names import (
     complete_exchanges,
     complete_queues,
 )
-from shardmq.supervisor.cli.streams import PARTITION_ORDER
+from shardmq.supervisor.cli.streams import partitions_of
 from shardmq.supervisor.nearest import did_you_mean
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
@@ -127,34 +127,20 @@ def list_shard_owners(
 def list_stream_tracking(api: Api, stream: Stream, vhost: Vhost = "/") -> Rows:
     """List the names under which a stream is consumed, with offset and lag in each shard.
 
-    The lag is the number of messages between the next offset and the end. Of an exchange with
-    streams bound to it, such as a super stream with binding keys, all these streams are listed.
+    The lag is the number of messages between the next offset and the end. Of a super stream with a
+    stream for each binding key, all these streams are listed.
     """
     columns = ["reference", "shard", "next", "lag"]
-    bound = [] if api.has("streams", vhost, stream) else _bound_streams(api, vhost, stream)
-    if not bound:
+    streams = [] if api.has("streams", vhost, stream) else partitions_of(api, vhost, stream)
+    if not streams:
         return Rows(_tracking(api, vhost, stream), columns)
-    rows = [{"stream": each, **row} for each in bound for row in _tracking(api, vhost, each)]
+    rows = [{"stream": each, **row} for each in streams for row in _tracking(api, vhost, each)]
     return Rows(rows, ["stream", *columns])
 
 
 def _tracking(api: Api, vhost: str, stream: str) -> list[dict[str, Any]]:
     groups = api.get("streams", vhost, stream, "groups")
     return [{"reference": group["name"], **shard} for group in groups for shard in group["shards"]]
-
-
-def _bound_streams(api: Api, vhost: str, exchange: str) -> list[str]:
-    """Return the streams that are bound to an exchange, in order; none if there is no exchange."""
-    if not api.has("exchanges", vhost, exchange):
-        return []
-    streams = {row["name"] for row in api.get("streams") if row["vhost"] == vhost}
-    bindings = api.get("exchanges", vhost, exchange, "bindings", "source")
-    found = []
-    for each in bindings:
-        if each["destination_type"] == "queue" and each["destination"] in streams:
-            order = each["arguments"].get(PARTITION_ORDER)
-            found.append((order if isinstance(order, int) else 0, each["destination"]))
-    return list(dict.fromkeys(name for _, name in sorted(found)))
 
 
 def reset_offset(

@@ -106,7 +106,12 @@ def test_bindings_go_upstream_and_messages_come_until_the_policy_goes(
     try:
         federate_exchange(broker, "/", name, uri=uri(upstream))
         bind(broker, "/", name, name, "a.*", "b")
-        link = link_of(broker, "/", name, status="running", is_pulling=True)
+        link_of(broker, "/", name, status="running", is_pulling=True)
+        wait_until(
+            lambda: "local_channel" in link_of(broker, "/", name, status="running"),
+            "the channel is listed",
+        )
+        link = link_of(broker, "/", name, is_pulling=True)
         fields = f"{ROWS['FederationLink']} {MORE['FederationLink']}".split()
         assert {field.partition(":")[0] for field in fields} - {"queue", "upstream_queue"} == (
             link.keys()

@@ -121,9 +121,14 @@ def test_messages_come_in_order_while_a_consumer_waits_and_stay_upstream_otherwi
 ) -> None:
     fill(upstream, queue, BODIES)
     federate(broker, queue, uri=uri(upstream), ack_mode=ack_mode)
-    link = wait_for(broker, queue, status="running", is_pulling=False)
+    wait_for(broker, queue, status="running", is_pulling=False)
+    wait_until(lambda: "local_channel" in links(broker, queue)[0], "the channel is listed")
+    [link] = links(broker, queue)
     fields = {field.partition(":")[0] for field in ROWS["FederationLink"].split()}
-    assert fields | {"queue", "upstream_queue", "local_connection"} == link.keys()
+    own = {"queue", "upstream_queue", "local_connection", "local_channel"}
+    assert fields | own == link.keys()
+    assert link["local_channel"]["connection_details"]["name"] == link["local_connection"]
+    assert link["local_channel"]["number"] == 1
     assert (link["type"], link["upstream"], link["upstream_queue"]) == ("queue", queue, queue)
     assert link["uri"] == f"amqp://127.0.0.1:{upstream.port}", "no secret is shown"
     assert (ready(upstream, queue), ready(broker, queue)) == (len(BODIES), 0)

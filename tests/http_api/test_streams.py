@@ -165,6 +165,18 @@ async def test_why_there_is_no_such_stream_is_said(api: Api, path: str, why: str
     )
 
 
+async def test_a_super_stream_whose_streams_have_offsets_of_their_own_is_named(api: Api) -> None:
+    body = {"binding-keys": ", ".join(f"{key:02}" for key in range(11))}
+    assert (await api.call("PUT", "/api/stream/super-streams/%2F/orders", body))[0] in (201, 204)
+    status, said = await api.call("GET", "/api/streams/%2F/orders/groups")
+    names = ", ".join(f"'orders-{key:02}'" for key in range(10))
+    assert (status, said["reason"]) == (
+        404,
+        "exchange 'orders' in vhost '/' has no shards that are streams, but is a super stream with "
+        f"the streams {names} and 1 more",
+    )
+
+
 async def test_what_an_exchange_keeps_for_itself_is_no_stream(api: Api) -> None:
     """Its queue is nobody's to see, whatever type it is made with."""
     await declared(api, "s")

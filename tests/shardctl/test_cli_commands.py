@@ -119,6 +119,12 @@ ANSWERS: dict[str, Any] = {
         {"destination": f"super-{number}", "destination_type": "queue",
          "arguments": {"x-stream-partition-order": number}}
         for number in reversed(range(12))],
+    **{f"/api/streams/v/super-{number}/groups": [
+        {"name": f"g{number % 3}", "lag": 1, "shards": [{"shard": 0, "next": number, "lag": 1}]}
+    ] for number in range(12)},
+    "/api/streams/v/single": {"name": "single"},
+    "/api/streams/v/single/groups": [
+        {"name": "g", "lag": 3, "shards": [{"shard": 0, "next": 7, "lag": 3}]}],
     "/api/exchanges/v/mixed": {"name": "mixed"},
     "/api/exchanges/v/mixed/bindings/source": [{"destination": "keyed-eu",
                                                 "destination_type": "queue"},
@@ -709,6 +715,18 @@ def test_tail_of_a_super_stream_names_its_streams(ctl: Any) -> None:
     assert said == f"shardctl: {none.format('super')}; {streams}\n"
     for name in ("keyed", "nothing"):  # Bindings without an order make no super stream.
         assert ctl("tail", "-p", "v", name, status=65) == f"shardctl: {none.format(name)}\n"
+
+
+@pytest.mark.row("H17")
+def test_the_tracking_of_a_super_stream_is_that_of_all_its_streams(ctl: Any) -> None:
+    single = ctl("list_stream_tracking", "-p", "v", "single").splitlines()
+    assert single == ["reference\tshard\tnext\tlag", "g\t0\t7\t3"]
+    listed = ctl("list_stream_tracking", "-p", "v", "super").splitlines()
+    assert listed == [
+        "stream\treference\tshard\tnext\tlag",
+        *(f"super-{number}\tg{number % 3}\t0\t{number}\t1" for number in range(12)),
+    ]
+    assert "Not Found" in ctl("list_stream_tracking", "-p", "v", "nothing", status=65)
 
 
 @pytest.mark.row("H15")

@@ -111,18 +111,14 @@ def parts_of(vhost: Vhost, name: str) -> list[StreamShard]:
     return [part for part in parts if is_stream(part.queue)]
 
 
-def bound_streams(vhost: Vhost, exchange: str) -> list[str]:
-    """Return the names of the streams that are bound to an exchange, in the order of their keys.
-
-    These are the partitions of a super stream that has a stream for each binding key.
-    """
-    found = []
-    for binding in vhost.bindings_from(exchange):
-        queue = vhost.queues.get(binding.destination) if binding.kind == "queue" else None
-        if queue is not None and is_stream(queue):
-            order = binding.arguments.get(PARTITION_ORDER)
-            found.append((order if isinstance(order, int) else 0, queue.name))
-    return list(dict.fromkeys(name for _, name in sorted(found)))
+def partitions_of(vhost: Vhost, exchange: str) -> list[str]:
+    """Return the streams of RabbitMQ's kind of super stream in their order; none if it is none."""
+    bound = [
+        (order, binding.destination)
+        for binding in vhost.bindings_from(exchange)
+        if type(order := binding.arguments.get(PARTITION_ORDER)) is int
+    ]
+    return [stream for _, stream in sorted(bound)]
 
 
 def names_of(vhost: Vhost) -> list[str]:

@@ -22,9 +22,9 @@ from shardmq.broker.controller.streams.boards import Wanted
 from shardmq.broker.controller.streams.scan_responses import failure_of, refused, respond
 from shardmq.broker.controller.streams.stream_ranges import (
     StreamShard,
-    bound_streams,
     exchange_of,
     names_of,
+    partitions_of,
     parts_of,
 )
 from shardmq.broker.controller.streams.stream_reader import ReaderConnection, ReaderLost
@@ -44,7 +44,7 @@ from shardmq.shardd.wire.reader_protocol import (
 
 WAIT_MS_MAX = 30_000
 PATTERN_BYTES_MAX = 255
-STREAMS_SHOWN = 20  # of those that an exchange is bound to
+STREAMS_SHOWN = 10  # of a super stream
 COLUMNS_DEFAULT = COLUMNS[:7]
 
 
@@ -296,13 +296,13 @@ def _no_stream(vhost: Vhost, name: str) -> ApiError:
         kind = queue.arguments.get("x-queue-type", "classic")
         return not_found(f"queue '{name}' in vhost '{vhost.name}' is of type {kind}, not a stream")
     if queue is None and name in vhost.exchanges:
-        bound = bound_streams(vhost, name)
-        shown = ", ".join(f"'{each}'" for each in bound[:STREAMS_SHOWN])
-        more = "" if len(bound) <= STREAMS_SHOWN else f" and {len(bound) - STREAMS_SHOWN} more"
-        return not_found(
-            f"exchange '{name}' in vhost '{vhost.name}' has no shards that are streams"
-            + (f", but is bound to the streams {shown}{more}: name one of them" if bound else "")
-        )
+        text = f"exchange '{name}' in vhost '{vhost.name}' has no shards that are streams"
+        if streams := partitions_of(vhost, name):
+            shown = ", ".join(f"'{each}'" for each in streams[:STREAMS_SHOWN])
+            more = len(streams) - STREAMS_SHOWN
+            text += f", but is a super stream with the streams {shown}"
+            text += f" and {more} more" if more > 0 else ""
+        return not_found(text)
     return not_found(f"there is no queue or exchange '{name}' in vhost '{vhost.name}'")
 
 
