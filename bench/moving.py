@@ -22,6 +22,7 @@ import machine
 import scale
 from brokers import own_broker, port_of
 from generator import Figures, RunFailed, Target, measure
+from load.scenarios import Shovel
 
 SOURCE, DESTINATION = "shovelled-0", "shovelled-1"
 SHOVEL = "/api/parameters/shovel/%2F/bench"
@@ -33,23 +34,26 @@ CONFIRMS = "20000"
 
 
 @contextmanager
-def both_ends(data_parent: Path | None, moves: str) -> Iterator[tuple[Target, Target]]:
+def both_ends(data_parent: Path | None, shovel: Shovel) -> Iterator[tuple[Target, Target]]:
     """Run this broker, and another one if messages move elsewhere; yield source and destination."""
     with own_broker(data_parent) as source:
-        if moves == "here":
+        if shovel.to == "here":
             yield source, source
             return
         with own_broker(data_parent) as destination:
             yield source, destination
 
 
-def moved(source: Target, destination: Target, options: list[str], count: int) -> Figures:
+def moved(
+    source: Target, destination: Target, options: list[str], shovel: Shovel, count: int
+) -> Figures:
     """Fill a queue, move its messages, and return the figures. Raises RunFailed.
 
     Args:
         source: The broker of the shovel.
         destination: The same broker, or another one.
         options: What the generator is told of the messages.
+        shovel: Where to and how they move.
         count: The number of messages.
     """
     here, there = scale.Client(_address(source)), scale.Client(_address(destination))
@@ -60,8 +64,9 @@ def moved(source: Target, destination: Target, options: list[str], count: int) -
         prefix = SOURCE.removesuffix("-0")
         measure(source, [*filling, "--keep", "--prefix", prefix], FILL_S_MAX)
         is_here = source == destination
-        _ask(source, "PUT", {"value": _shovel("amqp://" if is_here else destination.url)})
-        found = _followed(source, [source] if is_here else [source, destination], there, count)
+        uri = "amqp://" if is_here else destination.url
+        _ask(source, "PUT", {"value": _parameter(uri, shovel)})
+        found = _followed([source] if is_here else [source, destination], there, count)
         _wait_for_end(source)
         if left := here.declare([SOURCE], passive=True):
             raise RunFailed(f"{left:,} messages are left in the source")
@@ -73,10 +78,11 @@ def moved(source: Target, destination: Target, options: list[str], count: int) -
         there.close()
 
 
-def _shovel(uri: str) -> dict[str, Any]:
+def _parameter(uri: str, shovel: Shovel) -> dict[str, Any]:
     return {
         "src-uri": "amqp://",
         "src-queue": SOURCE,
+        "src-prefetch-count": shovel.prefetch,
         "src-delete-after": "queue-length",
         "dest-uri": uri,
         "dest-queue": DESTINATION,
@@ -84,8 +90,8 @@ def _shovel(uri: str) -> dict[str, Any]:
     }
 
 
-def _followed(source: Target, brokers: list[Target], there: scale.Client, count: int) -> Figures:
-    """Return the figures from the first to the last message."""
+def _followed(brokers: list[Target], there: scale.Client, count: int) -> Figures:
+    """Return the figures from the first to the last message. Raises RunFailed."""
     give_up = time.monotonic() + MOVE_S_MAX
     processes: list[int] = []
     begun = cpu = 0.0
@@ -106,7 +112,7 @@ def _followed(source: Target, brokers: list[Target], there: scale.Client, count:
         raise RunFailed(f"{arrived:,} messages came of {count:,}")
     found = {"rate": count / seconds, "consumed_per_s": count / seconds}
     if spent:
-        found |= {"cores": spent / seconds, "per_cpu_s": count / spent, "cpu_us": 1e6 * spent / count}
+        found |= {"cores": spent / seconds, "per_cpu_s": count / spent}
     return found
 
 

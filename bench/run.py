@@ -32,7 +32,8 @@ from brokers import OWN_NAME, ROOT, own_broker, port_of, server_properties, supe
 from clusters import nodes_and_alone, nodes_with_copies
 from generator import OVERTIME_S_MAX, Figures, RunFailed, Target, build_generator, measure
 from load.families import BY_NAME, FAMILIES
-from load.scenarios import SCENARIOS, SMOKE, Scenario
+from load.scenarios import SCENARIOS, SMOKE, Scenario, Shovel
+from moving import both_ends, moved
 from recovery import anew, recovered, recovered_own
 
 RESULTS = Path(__file__).parent / "results"
@@ -150,7 +151,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def may_run(group: Iterable[Scenario], self_url: str | None) -> list[Scenario]:
     """Return the scenarios that a broker which is there can run: it has the flags that it has."""
-    left_out = [scenario.name for scenario in group if self_url and scenario.flags]
+    left_out = [each.name for each in group if self_url and (each.flags or each.shovel)]
     if left_out:
         print(f"left out, they need a broker of their own: {', '.join(left_out)}", file=sys.stderr)
     return [scenario for scenario in group if scenario.name not in left_out]
@@ -221,6 +222,8 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
         return run_recovery(arguments, scenario)
     if scenario.cluster:
         return run_in_cluster(arguments, scenario)
+    if scenario.shovel:
+        return run_shovel(arguments, scenario, scenario.shovel)
     rounds = [1] * arguments.runs if scenario.kind == "memory" else [arguments.runs]
     for runs in rounds:
         with own(arguments, scenario.flags) as itself:
@@ -252,6 +255,20 @@ def run_in_cluster(arguments: argparse.Namespace, scenario: Scenario) -> dict[st
                 run_once(target, scenario, arguments, taken)
     in_order = {target.name: found[target.name] for target in targets}
     return with_medians(arguments, in_order)
+
+
+def run_shovel(
+    arguments: argparse.Namespace, scenario: Scenario, shovel: Shovel
+) -> dict[str, Any]:
+    """Move the messages by a shovel, run after run, with one broker or two that are started here."""
+    found: dict[str, dict[str, Any]] = {}
+    count = scenario.count_of(False, arguments.quick)
+    options = scenario.words(count)
+    with both_ends(arguments.data, shovel) as (source, destination):
+        act = partial(moved, source, destination, options, shovel, count)
+        for _ in range(arguments.runs):
+            kept(found, OWN_NAME, scenario, act)
+    return with_medians(arguments, found)
 
 
 def run_recovery(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from load.scenarios import (
     SCENARIOS,
     Bar,
     Scenario,
+    Shovel,
     at_least,
     below,
     words,
@@ -452,6 +453,44 @@ COPIES = tuple(
     )
 )
 
+
+
+def _shovelled(name: str, about: str, options: str, shovel: Shovel, bar: float) -> Scenario:
+    where = "within this broker" if shovel.to == "here" else "to another one on this machine"
+    return Scenario(
+        name,
+        f"{about} of 16 B, moved {where} by a shovel, on-confirm, prefetch {shovel.prefetch:,}",
+        "rate",
+        words(f"--body 16 {options}"),
+        (at_least("rate", bar),),
+        ("per_cpu_s", "cores"),
+        timed=False,
+        peers=False,
+        count=2_000_000,
+        shovel=shovel,
+    )
+
+
+MOVED_HERE_PER_S, MOVED_ELSEWHERE_PER_S = 500_000, 150_000
+PREFETCH_LARGE = 10_000
+BRIDGES = (
+    _shovelled("shovel", "persistent", DURABLE, Shovel("here"), MOVED_HERE_PER_S),
+    _shovelled("shovel-transient", "transient", "--durable", Shovel("here"), MOVED_HERE_PER_S),
+    _shovelled(
+        "shovel-10000", "persistent", DURABLE, Shovel("here", PREFETCH_LARGE), MOVED_HERE_PER_S
+    ),
+    _shovelled(
+        "shovel-elsewhere", "persistent", DURABLE, Shovel("elsewhere"), MOVED_ELSEWHERE_PER_S
+    ),
+    _shovelled(
+        "shovel-elsewhere-10000",
+        "persistent",
+        DURABLE,
+        Shovel("elsewhere", PREFETCH_LARGE),
+        MOVED_ELSEWHERE_PER_S,
+    ),
+)
+
 FAMILIES: dict[str, tuple[Scenario, ...]] = {
     "core": SCENARIOS,
     "small": SMALL,
@@ -468,6 +507,7 @@ FAMILIES: dict[str, tuple[Scenario, ...]] = {
     "recovery": RECOVERY,
     "cluster": CLUSTER,
     "copies": COPIES,
+    "bridges": BRIDGES,
 }
 BY_NAME = {scenario.name: scenario for family in FAMILIES.values() for scenario in family}
 # One message at a time beside other brokers. Batches have their bar in guard.py: they take no more

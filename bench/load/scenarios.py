@@ -48,6 +48,17 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
+class Shovel:
+    """A shovel that moves waiting messages, within this broker or to another one.
+
+    prefetch: its src-prefetch-count; 1,000 is the default of shovels.
+    """
+
+    to: Literal["here", "elsewhere"]
+    prefetch: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     name: str
     about: str
@@ -61,6 +72,7 @@ class Scenario:
     count_peers: int = 0  # the count of peers, where `count` would take them minutes
     flags: tuple[str, ...] = ()  # how this broker is started
     cluster: Cluster = ""  # run on nodes of clusters: queues elsewhere, or copies of messages
+    shovel: Shovel | None = None  # moves the messages, in place of the generator
 
     @property
     def metrics(self) -> tuple[str, ...]:
