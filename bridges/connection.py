@@ -53,7 +53,7 @@ ANSWER_S_MAX: Final = 30.0
 WRITE_BYTES_MAX: Final = 1 << 20
 READ_BYTES: Final = 256 << 10
 # One for all connections of the process: a transport asks for it, reads and says how much it has
-# read in one go, and `buffer_updated` copies that before anything else happens.
+# read in one go. `buffer_updated` takes what it can where that lies, and copies the rest.
 _BUFFER: Final = memoryview(bytearray(READ_BYTES))
 TEXT_CHARS_MAX: Final = 400  # of a reason that a peer gave
 
@@ -69,13 +69,17 @@ PROPERTIES: Final[dict[str, Any]] = {
     },
 }
 _HEAD: Final = struct.Struct(">BHI")
+# A frame with basic.ack: type, channel, size, class, method, delivery tag, multiple, end.
+_ACK: Final = struct.Struct(">BHIHHQBB")
+_ACK_BYTES: Final = 13
 _HEARTBEAT: Final = _HEAD.pack(HEARTBEAT_FRAME, 0, 0) + bytes([FRAME_END])
 
 log = logging.getLogger("bridges")
 
 T = TypeVar("T", bound=base.Frame)
-# Takes the bytes from a position on, and returns the position behind what it has taken.
-Batches = Callable[[bytes, int], int]
+# Takes the bytes from a position on, and returns the position behind what it has taken. The bytes
+# stay only until it returns.
+Batches = Callable[[bytes | memoryview, int], int]
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -170,6 +174,10 @@ class Connection(asyncio.BufferedProtocol):
     def send(self, method: base.Frame) -> None:
         self._write(_frame(CHANNEL, method))
 
+    def ack_up_to(self, tag: int) -> None:
+        """Acknowledge all deliveries up to this one."""
+        self._write(_ACK.pack(METHOD_FRAME, CHANNEL, _ACK_BYTES, 60, 80, tag, True, FRAME_END))
+
     def write(self, data: bytes) -> None:
         """Write frames of the channel."""
         self._write(data)
@@ -244,7 +252,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         self._heard_at = self._loop.time()
-        data = _BUFFER[:count].tobytes()
+        data: bytes | memoryview = _BUFFER[:count]
         if self._unread:
             data, self._unread = self._unread + data, b""
         self._take(data)
@@ -262,9 +270,14 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- frames ------------------------------------------------------------------------------------
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, read: bytes | memoryview) -> None:
         at = 0
         try:
+            if isinstance(read, bytes):
+                data = read
+            else:
+                first = 0 if self.batches is None else self.batches(read, 0)
+                data = read[first:].tobytes()
             while not self._is_closed:
                 if self.batches is not None:
                     at = self.batches(data, at)

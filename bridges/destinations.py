@@ -155,7 +155,7 @@ class AmqpDestination:
     def close(self) -> None:
         self.connection.close()
 
-    def _take(self, data: bytes, at: int) -> int:
+    def _take(self, data: bytes | memoryview, at: int) -> int:
         before = at
         at = self._settled.feed(data, at, self._published)
         if at != before:

@@ -179,7 +179,7 @@ class Pump:
 
     # -- what comes --------------------------------------------------------------------------------
 
-    def _take(self, data: bytes, at: int) -> int:
+    def _take(self, data: bytes | memoryview, at: int) -> int:
         relay = self._relay
         assert relay is not None
         at, frames = relay.feed(data, at)
@@ -235,7 +235,7 @@ class Pump:
         while last in self._refused:
             last -= 1
         if self._mode.acks and last > before:
-            self._source.send(commands.Basic.Ack(last, multiple=True))
+            self._source.ack_up_to(last)
         given_back = {number for number in self._refused if number <= settled}
         self._refused -= given_back
         self._confirmed_since += settled - before - len(given_back)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 import re
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,13 +18,14 @@ import pytest
 from pamqp import base, commands
 
 from shardmq.bridges import pump, shovel, tries
-from shardmq.bridges.connection import Connection, connect
+from shardmq.bridges.connection import FRAME_BYTES_MAX, Connection, connect
 from shardmq.bridges.errors import LinkFailed
+from shardmq.bridges.relay import Relay
 from shardmq.bridges.shovel import ShovelRunner
 from shardmq.broker.amqp.methods import decode_method, encode_method
 from shardmq.broker.model import amqp_uri, shovels
 from shardmq.broker.shared.bridging import Order
-from tests.reference.relay import frame, short
+from tests.reference.relay import frame, relayed, short
 
 Say = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 START = encode_method(
@@ -131,6 +133,30 @@ def delivery(tag: int, props: bytes = b"\0\0", body: bytes = b"a") -> bytes:
 DELIVERY = delivery(1)
 
 
+async def test_what_is_read_in_any_pieces_is_relayed_whole(pytestconfig: pytest.Config) -> None:
+    chance = random.Random(pytestconfig.option.seed)
+    sizes = [chance.randrange(1, 2000) for _ in range(100)]
+    data = b"".join(delivery(tag, body=bytes(size)) for tag, size in enumerate(sizes, 1))
+    connection, made = Connection(amqp_uri.parse("amqp://"), "c"), []
+    relay = Relay(None, None, False, None, FRAME_BYTES_MAX)
+
+    def take(read: bytes | memoryview, at: int) -> int:
+        at, frames = relay.feed(read, at)
+        made.append(frames)
+        return at
+
+    connection.batches, connection.keeps_deliveries = take, True
+    left = data
+    while left:
+        piece, left = left[: (size := chance.choice([1, 7, 3000, 20_000]))], left[size:]
+        buffer = connection.get_buffer(-1)
+        buffer[: len(piece)] = piece
+        connection.buffer_updated(len(piece))
+        buffer[: len(piece)] = b"\xff" * len(piece)  # the next read, of any connection
+    assert connection.failure is None
+    assert b"".join(made) == relayed(data, None, None, False, None)[1]
+
+
 @pytest.mark.parametrize(
     ("at", "instead", "why"),
     [
@@ -214,7 +240,9 @@ async def test_a_source_is_read_after_pauses_while_its_destination_refuses(
     runner = ShovelRunner(Order(read, 1), "c", list, lambda: None)
     paused: list[bool] = []
     given_back: list[int] = []
-    source = SimpleNamespace(pause=paused.append, send=lambda method: None)
+    source = SimpleNamespace(
+        pause=paused.append, send=lambda method: None, ack_up_to=lambda tag: None
+    )
     destination = SimpleNamespace(settled=0, skipped=0, take_refused=lambda: given_back)
     attempt = pump.Pump(
         source,
