@@ -257,10 +257,8 @@ def run_in_cluster(arguments: argparse.Namespace, scenario: Scenario) -> dict[st
     return with_medians(arguments, in_order)
 
 
-def run_shovel(
-    arguments: argparse.Namespace, scenario: Scenario, shovel: Shovel
-) -> dict[str, Any]:
-    """Move the messages by a shovel, run after run, with one broker or two that are started here."""
+def run_shovel(arguments: argparse.Namespace, scenario: Scenario, shovel: Shovel) -> dict[str, Any]:
+    """Move the messages by a shovel, run after run, with one broker or two started here."""
     found: dict[str, dict[str, Any]] = {}
     count = scenario.count_of(False, arguments.quick)
     options = scenario.words(count)

@@ -454,7 +454,6 @@ COPIES = tuple(
 )
 
 
-
 def _shovelled(name: str, about: str, options: str, shovel: Shovel, bar: float) -> Scenario:
     where = "within this broker" if shovel.to == "here" else "to another one on this machine"
     return Scenario(
