@@ -244,11 +244,14 @@ def test_vhosts_that_federate_from_each_other_pass_nothing_to_and_fro_for_nobody
             channel = connection.channel()
             channel.basic_consume(queue, lambda channel, method, properties, body: None)
             wait_for(broker, queue, "/", is_pulling=True)
-            shown = [f"consumers/{ends[1]}", f"federation-links/{ends[1]}"]
-            consumer, link = (call(broker, "GET", path)[1][0] for path in shown)
-            assert (consumer["priority"], consumer["consumer_tag"]) == (
-                -1, f"federation-link-{queue}",
-            )  # fmt: skip
+            own = [(-1, f"federation-link-{queue}")]
+
+            def listed() -> list[tuple[int, str]]:
+                found = call(broker, "GET", f"consumers/{ends[1]}")[1]
+                return [(each["priority"], each["consumer_tag"]) for each in found]
+
+            wait_until(lambda: listed() == own, "the link is the only consumer in the listing")
+            link = call(broker, "GET", f"federation-links/{ends[1]}")[1][0]
             assert link["is_pulling"] is False and link["message_count"] == 0
     finally:
         call(broker, "DELETE", f"vhosts/{queue}")
