@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Final
 
 from shardmq.cluster.following import NotLeading
+from shardmq.cluster.frame_streams import FrameStream
 from shardmq.cluster.leading import LeaderOfCopies
 from shardmq.cluster.rules import Record
 from shardmq.cluster.streams import (
-    PAIR_BUFFER_BYTES,
     Address,
     NoStream,
     Opening,
     TooDifferent,
-    open_pair,
+    open_stream,
 )
 
 # A leader that cannot be reached for so long is taken for gone, whatever its lease says.
@@ -53,14 +53,15 @@ class CopyStreams:
         self._unreached: tuple[int, float] | None = None  # a term, and since when (loop time)
         self._logged = ""  # why no copy was given
 
-    async def connect(self, leader: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, leader: str) -> FrameStream:
         """Open a stream to a node. Raises OSError, or NotLeading."""
         address, record = self._address(leader), self._record()
         loop = asyncio.get_running_loop()
         try:
             if address is None:
                 raise NoStream("it is not alive")
-            opened = await open_pair(address, self._tls, self._opening)
+            stream = FrameStream()
+            await open_stream(address, self._tls, self._opening, stream)
         except NoStream as error:
             if error.life:
                 raise NotLeading(error.life) from None
@@ -76,15 +77,15 @@ class CopyStreams:
                 self._gone(term)
             raise OSError(str(error)) from None
         self._unreached = None
-        return opened
+        return stream
 
 
-def copies_protocol(copies: LeaderOfCopies) -> asyncio.Protocol:
+def copies_protocol(copies: LeaderOfCopies) -> FrameStream:
     """Return the protocol of the stream of a node that follows."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(stream: FrameStream) -> None:
         # The end of the process cancels it, and asyncio would log that as an error.
         with contextlib.suppress(asyncio.CancelledError):
-            await copies.serve(reader, writer)
+            await copies.serve(stream)
 
-    return asyncio.StreamReaderProtocol(asyncio.StreamReader(PAIR_BUFFER_BYTES), serve)
+    return FrameStream(serve)

@@ -11,12 +11,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from shardmq.cluster import compression, frames, rules
 from shardmq.cluster.compression import BadCompression
+from shardmq.cluster.frame_streams import FrameStream
 from shardmq.cluster.operations import (
     SYNCS,
     CopiedDirectory,
@@ -59,7 +61,7 @@ class NotLeading(Exception):
         self.life = life
 
 
-Connect = Callable[[str], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Connect = Callable[[str], Awaitable[FrameStream]]
 
 
 def new_life() -> int:
@@ -87,16 +89,17 @@ class HeldFile:
 
 
 class Connection:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.room = asyncio.Semaphore(FRAMES_WAITING_MAX)
+    """A stream to a leader. `waiting` counts its messages that are not taken yet."""
+
+    def __init__(self, stream: FrameStream) -> None:
+        self.stream = stream
+        self.waiting = 0
         self.reading: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         if self.reading is not None:
             self.reading.cancel()
-        self.writer.close()
+        self.stream.close()
 
 
 class Recorded(NamedTuple):
@@ -138,6 +141,8 @@ class FollowerOfCopies:
     directory, operations: the copy; the last operations, for those who follow this node later.
     connect: opens a stream to a node; raises OSError, or NotLeading if the node says so.
     founds: the name of a new store, if this node may make the first record; else "".
+    is_alone: nothing else needs the thread of the loop while the disk works, so operations are
+        applied in this thread. To wake another one for each of them takes longer than the work.
     """
 
     def __init__(
@@ -152,16 +157,19 @@ class FollowerOfCopies:
         settings: Settings | None = None,
         founds: str = "",
         clock: Callable[[], float] = time.monotonic,
+        *,
+        is_alone: bool = False,
     ) -> None:
         self._settings = settings or Settings()
         self._clock = clock
+        self._is_alone = is_alone
         self._held = held
         self._directory = directory
         self._operations = operations
         self._store = store
         self._connect = connect
         self._rules = Follower(node, life, held.read(), self._settings, founds)
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()  # None: a tick is due
         self._connection: Connection | None = None
         self._connecting = False
         self._connect_at = 0.0
@@ -197,22 +205,25 @@ class FollowerOfCopies:
 
     async def run(self) -> Lead:
         """Follow until this node leads. Then its files are synced, and nothing else uses them."""
+        loop = asyncio.get_running_loop()
         tick_at = read_at = self._clock()
+        is_tick_due = False
+        ticking: asyncio.Handle = loop.call_soon(self._events.put_nowait, None)
         try:
             while self._lead is None:
-                event: Event | None = None
-                try:
-                    async with asyncio.timeout(max(0.001, tick_at - self._clock())):
-                        event = await self._events.get()
-                except TimeoutError:
-                    pass
+                event = await self._events.get()
                 now = self._clock()
-                if event is not None:
+                if event is None:
+                    is_tick_due = True
+                else:
                     await self._take(event, now)
                 # What has come is heard before anybody is called silent.
                 is_late = now >= tick_at + self._settings.lag_s
-                if self._lead is None and now >= tick_at and (self._events.empty() or is_late):
-                    tick_at = now + self._settings.heartbeat_s / 2
+                if self._lead is None and is_tick_due and (self._events.empty() or is_late):
+                    is_tick_due = False
+                    wait_s = self._settings.heartbeat_s / 2
+                    tick_at = now + wait_s
+                    ticking = loop.call_later(wait_s, self._events.put_nowait, None)
                     if self._connection is None and now >= read_at:
                         read_at = now + 2 * self._settings.retry_s
                         self._spawn(self._read())
@@ -221,6 +232,7 @@ class FollowerOfCopies:
             await self._work(self._directory.sync_all)
             return self._lead
         finally:
+            ticking.cancel()
             for task in self._tasks:
                 task.cancel()
             self._hang_up()
@@ -242,7 +254,7 @@ class FollowerOfCopies:
             case Connected():
                 await self._take_connection(event, now)
             case Came():
-                event.connection.room.release()
+                self._took(event.connection)
                 if event.connection is not self._connection:
                     return
                 if event.message is None:
@@ -270,7 +282,7 @@ class FollowerOfCopies:
         leader, connection = record.leader, None
         try:
             async with asyncio.timeout(self._settings.lag_s):
-                connection = Connection(*await self._connect(leader))
+                connection = Connection(await self._connect(leader))
         except NotLeading as error:
             if error.life != record.life:
                 self.leader_gone(record.term)
@@ -292,14 +304,7 @@ class FollowerOfCopies:
 
     async def _receive(self, connection: Connection) -> None:
         try:
-            while True:
-                await connection.room.acquire()
-                message = frames.from_leader(await frames.read_frame(connection.reader))
-                if isinstance(message, rules.Ping) and self._rules.is_comparing(message.session):
-                    # A comparison may take minutes, in which nothing else is answered.
-                    ack = rules.Ack(message.session, message.term, -1)
-                    connection.writer.write(frames.encode(ack))
-                self._events.put_nowait(Came(connection, message))
+            await connection.stream.take_all(partial(self._came, connection))
         except (OSError, EOFError) as error:
             log.info("copies: the connection to the leader has ended: %s", error)
         except frames.BadFrame as error:
@@ -309,6 +314,23 @@ class FollowerOfCopies:
             log.error("copies: from now on nothing is to be compressed: %s", error)
             self._methods = []
         self._events.put_nowait(Came(connection, None))
+
+    def _came(self, connection: Connection, frame: memoryview) -> None:
+        """Let a message wait for its turn; too many of them hold the stream."""
+        message = frames.from_leader(frame)
+        if isinstance(message, rules.Ping) and self._rules.is_comparing(message.session):
+            # A comparison may take minutes, in which nothing else is answered.
+            ack = rules.Ack(message.session, message.term, -1)
+            connection.stream.write(frames.encode(ack))
+        connection.waiting += 1
+        if connection.waiting == FRAMES_WAITING_MAX:
+            connection.stream.hold()
+        self._events.put_nowait(Came(connection, message))
+
+    def _took(self, connection: Connection) -> None:
+        if connection.waiting == FRAMES_WAITING_MAX:
+            connection.stream.go_on()
+        connection.waiting -= 1
 
     def _hang_up(self) -> None:
         if self._connection is not None:
@@ -343,7 +365,11 @@ class FollowerOfCopies:
         if not changes:
             return
         term, first = message.at.term, message.at.number + known
-        await self._work(self._apply, term, first, changes)
+        if self._is_alone:
+            self._apply(term, first, changes)
+            self._rules.was_busy(self._clock())
+        else:
+            await self._work(self._apply, term, first, changes)
         await self._act(self._rules.applied(Position(term, first + len(changes) - 1)))
         syncs = [number for number, change in enumerate(changes, first) if change.kind in SYNCS]
         if syncs:
@@ -399,8 +425,8 @@ class FollowerOfCopies:
     def _send(self, message: frames.FromFollower) -> None:
         if isinstance(message, rules.Hello):
             message = msgspec.structs.replace(message, methods=self._methods)
-        if self._connection is not None and not self._connection.writer.is_closing():
-            self._connection.writer.write(frames.encode(message))
+        if self._connection is not None and not self._connection.stream.is_closing:
+            self._connection.stream.write(frames.encode(message))
 
     async def _propose(self, effect: rules.Propose) -> None:
         self._events.put_nowait(Swapped(await self._store.swap(effect.record, effect.revision)))

@@ -8,7 +8,6 @@ A leader may compress operations and pieces, for a follower whose hello names th
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from typing import Final
 
@@ -22,7 +21,7 @@ from shardmq.cluster.rules import Ack, Compare, Continue, Hello, Ping, Position,
 FRAME_BYTES_MAX: Final = 64 << 20
 # Compression pays if it leaves at most this part of the bytes.
 PAYS_BELOW: Final = 0.9
-_LENGTH: Final = struct.Struct("<I")
+LENGTH: Final = struct.Struct("<I")
 
 
 # What a decoder raises; the text of a field may be none.
@@ -93,9 +92,12 @@ _FROM_LEADER: Final = msgspec.msgpack.Decoder(FromLeader | Compressed)
 _DATA: Final = msgspec.msgpack.Decoder(Data)
 
 
-def encode(message: Sent) -> bytes:
-    data = _encoder.encode(message)
-    return _LENGTH.pack(len(data)) + data
+def encode(message: Sent) -> bytearray:
+    """Return the frame of a message."""
+    frame = bytearray(LENGTH.size)
+    _encoder.encode_into(message, frame, LENGTH.size)
+    LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
+    return frame
 
 
 def compressed(message: Data, method: str) -> Compressed | None:
@@ -109,7 +111,7 @@ def compressed(message: Data, method: str) -> Compressed | None:
     return Compressed(message.session, method, len(data), found)
 
 
-def from_follower(data: bytes) -> FromFollower:
+def from_follower(data: bytes | memoryview) -> FromFollower:
     """Return a message of a follower. Raises BadFrame."""
     try:
         message: FromFollower = _FROM_FOLLOWER.decode(data)
@@ -118,7 +120,7 @@ def from_follower(data: bytes) -> FromFollower:
     return message
 
 
-def from_leader(data: bytes) -> FromLeader:
+def from_leader(data: bytes | memoryview) -> FromLeader:
     """Return a message of the leader, decompressed. Raises BadFrame, or BadCompression."""
     try:
         message: FromLeader | Compressed = _FROM_LEADER.decode(data)
@@ -132,11 +134,3 @@ def from_leader(data: bytes) -> FromLeader:
     except _BAD as error:
         raise BadCompression(str(error)) from None
     return msgspec.structs.replace(found, session=message.session)
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Return the bytes of the next message. Raises BadFrame, or what the stream raises."""
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    if length > FRAME_BYTES_MAX:
-        raise BadFrame(f"a frame of {length} bytes")
-    return await reader.readexactly(length)

@@ -13,12 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from shardmq.cluster import frames, rules
 from shardmq.cluster.compression import PLAIN
+from shardmq.cluster.frame_streams import FrameStream
 from shardmq.cluster.operations import (
     PIECE_BYTES,
     Belongs,
@@ -240,18 +242,19 @@ class LeaderOfCopies:
         while self._news:
             number, is_done = self._news.popleft()
             if is_done:
-                self._act(self._rules.sync_done(number, now))
+                if effects := self._rules.sync_done(number):
+                    self._act(effects)
             else:
                 self._rules.sync_begun(number, now)
 
     # -- followers ---------------------------------------------------------------------------------
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, stream: FrameStream) -> None:
         """Serve a follower's connection until it ends. The caller has checked who it is."""
         session: Session | None = None
         try:
             async with asyncio.timeout(self._settings.lag_s):
-                hello = frames.from_follower(await frames.read_frame(reader))
+                hello = frames.from_follower(await stream.first())
             if not isinstance(hello, rules.Hello):
                 raise frames.BadFrame("no hello")
             known = self._sessions.get(hello.node)
@@ -260,29 +263,32 @@ class LeaderOfCopies:
             if known is not None:
                 known.close()
             method = self._method_for(hello)
-            session = Session(hello.node, hello.session, method, writer)
+            session = Session(hello.node, hello.session, method, stream)
             self._sessions[hello.node] = session
             oldest, last = self._operations.oldest, self._operations.last.number
             self._act(self._rules.greeted(hello, oldest, last, self._clock()))
-            while True:
-                message = frames.from_follower(await frames.read_frame(reader))
-                if isinstance(message, rules.Ack | rules.Refusal):
-                    self._take_news()
-                    self._act(self._rules.heard(session.node, message, self._clock()))
-                elif isinstance(message, frames.Want) and not session.wanted.done():
-                    session.wanted.set_result(message)
+            await stream.take_all(partial(self._hear, session))
         except (OSError, EOFError, TimeoutError) as error:
             log.info("a follower's connection has ended: %s", error)
         except frames.BadFrame as error:
             log.error("a follower's connection is closed: %s", error)
         finally:
             if session is None:
-                writer.close()
+                stream.close()
             else:
                 session.close()
                 if self._sessions.get(session.node) is session:
                     del self._sessions[session.node]
                     self._act(self._rules.disconnected(session.node, session.number, self._clock()))
+
+    def _hear(self, session: Session, frame: memoryview) -> None:
+        """Take a frame of a follower."""
+        message = frames.from_follower(frame)
+        if isinstance(message, rules.Ack | rules.Refusal):
+            self._take_news()
+            self._act(self._rules.heard(session.node, message, self._clock()))
+        elif isinstance(message, frames.Want) and not session.wanted.done():
+            session.wanted.set_result(message)
 
     def _method_for(self, hello: rules.Hello) -> str:
         """Return by which method data are compressed for a follower; "none" if they are not."""
@@ -321,7 +327,7 @@ class LeaderOfCopies:
                     self._confirmations.depose(effect.why)
                     if self._ended is not None and not self._ended.done():
                         self._ended.set_result(effect.why)
-        if (answered := self._rules.answered()) != self._answered:
+        if (answered := self._rules.answered) != self._answered:
             self._answered = answered
             if self._news:  # the end of a sync may have come while the number was still the old one
                 self._wake()
@@ -359,12 +365,12 @@ class LeaderOfCopies:
             snapshot = await loop.run_in_executor(self._disk, self.replicated.snapshot)
         except OSError as error:
             log.error("copies: %s cannot be compared: %s", session.node, error)
-            session.writer.close()
+            session.stream.close()
             return
         try:
             listing = await loop.run_in_executor(self._disk, self._listed, session, snapshot)
             session.send(listing)
-            await session.writer.drain()
+            await session.stream.drain()
             wanted = await session.wanted
             sent = await self._send_pieces(session, snapshot, listing, wanted)
             whole = await loop.run_in_executor(self._disk, self.replicated.position)
@@ -379,7 +385,7 @@ class LeaderOfCopies:
             )
         except OSError as error:
             log.error("copies: the comparison with %s has ended: %s", session.node, error)
-            session.writer.close()
+            session.stream.close()
             return
         finally:
             self.replicated.close_snapshot(snapshot)
@@ -416,7 +422,7 @@ class LeaderOfCopies:
                     self._disk, read, session.method, piece, handles[path], size
                 )
                 self.sender.send_data(session, message)
-                await session.writer.drain()
+                await session.stream.drain()
                 sent += got
                 ahead_s = sent / self._rate - (loop.time() - began)
                 if ahead_s > 0:

@@ -42,26 +42,39 @@ class Confirmations:
         self._waits = waits
         self._confirmed = 0
         self._deposed = ""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # A lock of its own for each wait: a condition would wake each thread twice.
+        self._waiting: list[tuple[int, threading.Lock]] = []
 
     def confirm(self, number: int) -> None:
-        with self._changed:
+        with self._lock:
             self._confirmed = number
-            self._changed.notify_all()
+            woken = [wait for until, wait in self._waiting if until <= number]
+            self._waiting = [each for each in self._waiting if each[0] > number]
+        for wait in woken:
+            wait.release()
 
     def depose(self, why: str) -> None:
-        with self._changed:
+        with self._lock:
             self._deposed = why
-            self._changed.notify_all()
+            woken, self._waiting = self._waiting, []
+        for _, wait in woken:
+            wait.release()
 
     def wait(self, number: int) -> None:
         """Return when this number is confirmed. Raises Deposed."""
-        with self._changed:
-            while self._confirmed < number:
-                if self._deposed:
-                    raise Deposed(self._deposed)
-                if not self._changed.wait(WAITS_EACH_S):
-                    self._waits()
+        with self._lock:
+            if self._confirmed >= number:
+                return
+            if self._deposed:
+                raise Deposed(self._deposed)
+            wait = threading.Lock()
+            wait.acquire()
+            self._waiting.append((number, wait))
+        while not wait.acquire(timeout=WAITS_EACH_S):
+            self._waits()
+        if self._confirmed < number:
+            raise Deposed(self._deposed)
 
 
 class SyncNews(NamedTuple):

@@ -295,6 +295,7 @@ class Leader:
 
     record, revision: as far as this node knows them.
     base: up to where the copy was applied when the term began, if that is known.
+    answered: up to this number no sync, of now or later, waits for another node.
     """
 
     def __init__(
@@ -330,6 +331,7 @@ class Leader:
         self._late: set[str] = set()  # members who have to leave
         self._copies = 1  # nodes that have a copy or are to have one
         self._min_in_sync = settings.min_in_sync
+        self.answered = self._answered()
 
     # -- inputs ------------------------------------------------------------------------------------
 
@@ -339,10 +341,10 @@ class Leader:
         self._local[number] = now
         self._last_sync = number
 
-    def sync_done(self, number: int, now: float) -> Effects:
-        """Take the end of an own sync."""
+    def sync_done(self, number: int) -> Effects:
+        """Take the end of an own sync. Nothing else than a confirm becomes possible by it."""
         del self._local[number]
-        return self._act(now)
+        return [] if self.has_stepped_down else self._confirm()
 
     def greeted(self, hello: Hello, oldest: Position, last: int, now: float) -> Effects:
         """Take the beginning of a session.
@@ -488,7 +490,9 @@ class Leader:
         """Do what has become possible: compare, propose, confirm."""
         if self.has_stepped_down:
             return []
-        return [*self._compare(), *self._propose(now), *self._confirm()]
+        effects = [*self._compare(), *self._propose(now)]
+        self.answered = self._answered()
+        return effects + self._confirm()
 
     def _may_continue(self, hello: Hello, oldest: Position, last: int) -> bool:
         """Return whether the copy of a follower was the leader's at some moment that is known.
@@ -608,21 +612,18 @@ class Leader:
         peer.is_joining = peer.is_joining or peer.acked >= self._confirmed_before
         return False
 
-    def answered(self) -> int:
-        """Return the number up to which no sync, of now or later, waits for another node."""
+    def _answered(self) -> int:
         joining = {peer.node for peer in self.peers.values() if peer.is_joining}
         return min(self._numbers(self.members() | joining), default=sys.maxsize)
 
     def _confirm(self) -> Effects:
-        if not self.are_enough():
-            return []
         own = min(self._local, default=self._last_sync + 1) - 1
-        done = min(own, self.answered())
+        done = min(own, self.answered)
+        if not self._syncs or self._syncs[0][0] > done or not self.are_enough():
+            return []
         number = self.confirmed
         while self._syncs and self._syncs[0][0] <= done:
             number, _ = self._syncs.popleft()
-        if number == self.confirmed:
-            return []
         self._confirmed_before, self.confirmed = self.confirmed, number
         return [Confirm(number)]
 
@@ -864,6 +865,10 @@ class Follower:
             self._synced = -1
         self.position = position
         return []
+
+    def was_busy(self, now: float) -> None:
+        """Take that this node could hear nobody until now: the leader is not silent for that."""
+        self._heard_at = max(self._heard_at, now)
 
     def synced(self, copy: str, position: Position, *, is_of_all: bool = False) -> Effects:
         """Take that all syncs of this copy up to there are done.

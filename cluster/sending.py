@@ -11,6 +11,7 @@ import msgspec
 
 from shardmq.cluster import frames
 from shardmq.cluster.compression import PLAIN
+from shardmq.cluster.frame_streams import FrameStream
 from shardmq.cluster.operations import OPERATION_BYTES, Numbered, OperationLog
 from shardmq.cluster.rules import Position
 
@@ -27,11 +28,11 @@ class Session:
     method: by which data are compressed for this follower; "none" if they are not.
     """
 
-    def __init__(self, node: str, number: int, method: str, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, node: str, number: int, method: str, stream: FrameStream) -> None:
         self.node = node
         self.number = number
         self.method = method
-        self.writer = writer
+        self.stream = stream
         self.after = Position(0, 0)
         self.more = asyncio.Event()
         self.has_all = False  # what is new can be sent at once, and `more` is waited for
@@ -41,20 +42,20 @@ class Session:
     @property
     def is_clear(self) -> bool:
         """Return whether nothing waits to be written to the socket."""
-        return not self.writer.transport.get_write_buffer_size()
+        return self.stream.is_clear
 
     def send(self, message: frames.FromLeader | frames.Compressed) -> int:
         """Send a message, and return the bytes of its frame."""
-        if self.writer.is_closing():
+        if self.stream.is_closing:
             return 0
         frame = frames.encode(message)
-        self.writer.write(frame)
+        self.stream.write(frame)
         return len(frame)
 
     def close(self) -> None:
         for task in self.tasks:
             task.cancel()
-        self.writer.close()
+        self.stream.close()
 
 
 class Compressing:
@@ -125,11 +126,11 @@ class Sender:
                     await self._send_compressed(session)
                 else:
                     self._send_operations(session)
-                await session.writer.drain()
+                await session.stream.drain()
                 if session.has_all:
                     await session.more.wait()
         except OSError:
-            session.writer.close()
+            session.stream.close()
 
     def _send_operations(self, session: Session) -> None:
         """Send the next operations as they are; `has_all` says whether these were the last."""
@@ -149,7 +150,7 @@ class Sender:
         found = self._operations.after(session.after, FRAME_OPERATIONS_BYTES)
         if found is None:
             log.warning("copies: %s is too far behind, and is compared", session.node)
-            session.writer.close()
+            session.stream.close()
         last = found[-1].at if found else session.after
         session.has_all = found is None or last == self._operations.last
         return found or []

@@ -50,6 +50,7 @@ SNAPSHOT: Final = "snapshot"  # its part of a snapshot
 COPY_STATE: Final = "copy-state"  # what its copy is, for an unclean election
 
 Address = tuple[str, int]
+Receiving = asyncio.Protocol | asyncio.BufferedProtocol
 
 
 class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,7 +100,7 @@ class TooDifferent(NoStream):
 
 
 # Takes an opening; returns the protocol of the service, or raises NoStream.
-Accept = Callable[[Opening], asyncio.Protocol]
+Accept = Callable[[Opening], Receiving]
 
 
 class OpeningProtocol(asyncio.Protocol):
@@ -266,7 +267,7 @@ class Opened(NamedTuple):
 
 
 async def open_stream(
-    address: Address, tls: ssl.SSLContext, opening: Opening, protocol: asyncio.Protocol
+    address: Address, tls: ssl.SSLContext, opening: Opening, protocol: Receiving
 ) -> Opened:
     """Open a stream to the controller at `address`, let `protocol` have it, and return it.
 
@@ -294,8 +295,20 @@ async def open_stream(
     transport.resume_reading()
     protocol.connection_made(transport)
     if asking.rest:
-        protocol.data_received(asking.rest)
+        _give(protocol, asking.rest)
     return Opened(transport, asking.version)
+
+
+def _give(protocol: Receiving, data: bytes) -> None:
+    """Give a protocol bytes that came before it was set."""
+    if isinstance(protocol, asyncio.Protocol):
+        protocol.data_received(data)
+        return
+    while data:
+        room = memoryview(protocol.get_buffer(len(data)))
+        part, data = data[: len(room)], data[len(room) :]
+        room[: len(part)] = part
+        protocol.buffer_updated(len(part))
 
 
 def _bound_waits(transport: asyncio.Transport, service: str) -> None:

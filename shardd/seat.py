@@ -54,6 +54,7 @@ from shardmq.cluster.streams import (
     NoStream,
     Opening,
     OpeningProtocol,
+    Receiving,
 )
 from shardmq.cluster.unclean import STATE_S_MAX, Ask, CopyState
 from shardmq.cluster.versions import own_versions
@@ -285,6 +286,7 @@ class Seat:
             streams.connect,
             self._settings,
             os.urandom(STORE_BYTES).hex() if copies.founds else "",
+            is_alone=True,
         )
         self._changed()
         lead = await self._follower.run()
@@ -332,7 +334,7 @@ class Seat:
             if may_go:
                 self._tell()
 
-    def _accept(self, opening: Opening) -> asyncio.Protocol:
+    def _accept(self, opening: Opening) -> Receiving:
         """Return the protocol of a node that follows. Raises NoStream."""
         if opening.cluster != self._copies.cluster:
             raise NoStream(f"this is a node of the cluster '{self._copies.cluster}'")

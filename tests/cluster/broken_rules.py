@@ -111,7 +111,7 @@ class StandsByNodeName(Follower):
 class TrustsItsLease(Leader):
     """Confirms what is on its own disk, as long as nobody told it that its lease is over."""
 
-    def answered(self) -> int:
+    def _answered(self) -> int:
         return sys.maxsize
 
 

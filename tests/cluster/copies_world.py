@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shardmq.cluster.following import FollowerOfCopies, HeldFile, NotLeading
+from shardmq.cluster.frame_streams import FrameStream
 from shardmq.cluster.leading import LeaderOfCopies
 from shardmq.cluster.operations import Belongs, CopiedDirectory, OperationLog
 from shardmq.cluster.record_store import RecordAway
@@ -107,6 +109,7 @@ class CopiesNode:
             self.world.connect,
             settings,
             founds=f"store-{self.name}-{self.life}" if self.founds else "",
+            is_alone=self.world.is_alone,
         )
         if self.methods is not None:
             self.follower._methods = self.methods
@@ -141,11 +144,11 @@ class CopiesWorld:
     def __init__(self, settings: Settings = SETTINGS) -> None:
         self.settings = settings
         self.compression = "none"
+        self.is_alone = False  # followers apply in the thread of the loop
         self.store = Store()
         self.nodes: dict[str, CopiesNode] = {}
         self.cut: set[str] = set()  # nodes that nobody reaches
-        self.pipes: list[asyncio.StreamWriter] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.pipes: list[FrameStream] = []
 
     def node(
         self,
@@ -158,23 +161,24 @@ class CopiesWorld:
         self.nodes[name] = node
         return node
 
-    async def connect(self, to: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, to: str) -> FrameStream:
         node = self.nodes[to]
         if to in self.cut or (node.leader is None and node.follower is None):
             raise ConnectionRefusedError(to)
         if node.leader is None:
             raise NotLeading(node.life)
         mine, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=theirs)
-        self.pipes.append(writer)
-        task = asyncio.create_task(node.leader.serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.open_connection(sock=mine)
+        loop = asyncio.get_running_loop()
+        _, served = await loop.create_connection(
+            partial(FrameStream, node.leader.serve), sock=theirs
+        )
+        self.pipes.append(served)
+        _, stream = await loop.create_connection(FrameStream, sock=mine)
+        return stream
 
     def cut_all(self) -> None:
-        for writer in self.pipes:
-            writer.transport.abort()
+        for stream in self.pipes:
+            stream.abort()
         self.pipes.clear()
 
     async def until(self, condition: Callable[[], Any], what: str = "") -> Any:
@@ -207,5 +211,3 @@ class CopiesWorld:
             if node.task is not None:
                 with contextlib.suppress(Exception):
                     await node.kill()
-        for task in list(self._tasks):
-            task.cancel()

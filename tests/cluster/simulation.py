@@ -416,7 +416,7 @@ class World:
             def done() -> None:
                 if node.role is role:
                     disk.synced = max(disk.synced, length)
-                    self.act(node, role.sync_done(number, self.now))
+                    self.act(node, role.sync_done(number))
 
             self.at(self.disk_time(node), self.in_life(node, done))
         for follower, session in list(node.streams.items()):

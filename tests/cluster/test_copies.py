@@ -101,7 +101,11 @@ async def begun(world: CopiesWorld, path: Path, names: str = "ab") -> tuple[Copi
     return nodes
 
 
-async def test_what_was_answered_is_on_the_follower(world: CopiesWorld, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_alone", [False, True], ids=["beside others", "alone"])
+async def test_what_was_answered_is_on_the_follower(
+    world: CopiesWorld, tmp_path: Path, is_alone: bool
+) -> None:
+    world.is_alone = is_alone
     a, b = await begun(world, tmp_path)
     kept = await Kept(await world.leader(), a).load()
     await kept.write(VhostPut("/"), UserPut("u", ""))

@@ -83,26 +83,26 @@ def test_a_sync_is_confirmed_when_all_members_and_the_leader_have_done_it() -> N
     leader.sync_begun(1, 0.0)
     leader.sync_begun(3, 0.1)
     assert leader.heard("b", Ack(1, 3, 3), 0.2) == []
-    assert leader.sync_done(3, 0.3) == []
-    assert leader.sync_done(1, 0.4) == [Confirm(3)]
+    assert leader.sync_done(3) == []
+    assert leader.sync_done(1) == [Confirm(3)]
 
 
 def test_with_too_few_members_nothing_is_confirmed() -> None:
     leader = leading("a", settings=Settings(min_in_sync=2))
     leader.sync_begun(1, 0.0)
-    assert leader.sync_done(1, 0.1) == []
+    assert leader.sync_done(1) == []
 
 
 def test_half_of_the_copies_are_enough_unless_a_setting_says_otherwise() -> None:
     leader = leading("a", settings=Settings(min_in_sync=0))
     leader.sync_begun(1, 0.0)
-    assert leader.sync_done(1, 0.1) == [Confirm(1)]
+    assert leader.sync_done(1) == [Confirm(1)]
     assert leader.copies_are(2, 0.2) == []
     leader.sync_begun(2, 0.3)
-    assert leader.sync_done(2, 0.4) == [Confirm(2)]
+    assert leader.sync_done(2) == [Confirm(2)]
     assert leader.copies_are(3, 0.5) == []
     leader.sync_begun(3, 0.6)
-    assert leader.sync_done(3, 0.7) == []
+    assert leader.sync_done(3) == []
     assert leader.copies_are(2, 0.8) == [Confirm(3)]
 
 
@@ -110,7 +110,7 @@ def test_the_numbers_of_the_shard_count_before_those_of_the_settings() -> None:
     leader = leading("a", settings=Settings(min_in_sync=1))
     assert leader.copies_are(3, 0.1, 2) == []
     leader.sync_begun(1, 0.2)
-    assert leader.sync_done(1, 0.3) == []
+    assert leader.sync_done(1) == []
     assert leader.copies_are(3, 0.4, 0) == [], "half of the copies are two"
     assert leader.copies_are(3, 0.5) == [Confirm(1)]
 
@@ -120,7 +120,7 @@ def test_a_silent_member_is_left_out_when_the_record_says_so_and_not_before() ->
     leader = leading("a", "b")
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
     leader.sync_begun(1, 0.0)
-    leader.sync_done(1, 0.0)
+    leader.sync_done(1)
     cut, propose = ticked(leader, 0.0, 5.1)
     assert isinstance(cut, Cut) and propose == Propose(record("a"), 10)
     assert leader.swapped(Swap.UNKNOWN, 6.0) == [Read()]
@@ -132,7 +132,7 @@ def test_a_member_whose_disk_hangs_leaves_although_it_answers_pings() -> None:
     leader = leading("a", "b")
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
     leader.sync_begun(1, 0.0)
-    leader.sync_done(1, 0.0)
+    leader.sync_done(1)
     assert ticked(leader, 0.0, 4.9) == []
     leader.heard("b", Ack(1, 3, 0), 5.0)
     assert Propose(record("a"), 10) in ticked(leader, 5.0, 5.1)
@@ -147,11 +147,11 @@ def test_a_follower_joins_when_it_has_all_that_was_confirmed() -> None:
     leader.greeted(hello("c", held=held), Position(2, 0), 0, 0.0)
     for number in (1, 2, 3):
         leader.sync_begun(number, 0.0)
-        assert leader.sync_done(number, 0.0) == [Confirm(number)]
+        assert leader.sync_done(number) == [Confirm(number)]
     assert leader.heard("c", Ack(1, 3, 1), 0.1) == [], "two confirms behind"
     assert leader.heard("c", Ack(1, 3, 2), 0.2) == [], "one behind: from now on it is waited for"
     leader.sync_begun(4, 0.3)
-    assert leader.sync_done(4, 0.3) == []
+    assert leader.sync_done(4) == []
     proposed = Propose(record("a", "c"), 10)
     assert leader.heard("c", Ack(1, 3, 3), 0.4) == [proposed]
     assert leader.swapped(11, 0.5) == []
@@ -209,7 +209,7 @@ def test_a_leader_that_was_stopped_itself_blames_no_follower() -> None:
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
     leader.sync_begun(1, 0.0)
     assert [type(effect) for effect in leader.tick(60.0)] == [Send]
-    assert leader.sync_done(1, 60.0) == []
+    assert leader.sync_done(1) == []
     assert leader.heard("b", Ack(1, 3, 1), 60.1) == [Confirm(1)]
 
 
@@ -217,7 +217,7 @@ def test_a_hand_over_waits_until_the_heir_has_all() -> None:
     leader = leading("a", "b")
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
     leader.sync_begun(1, 0.0)
-    leader.sync_done(1, 0.0)
+    leader.sync_done(1)
     assert leader.hand_over("b", 0.1) == []
     heir = record("b", term=4, leader="b")  # it must not wait for the next process of this node
     assert leader.heard("b", Ack(1, 3, 1), 0.2) == [Propose(heir, 10), Confirm(1)]
@@ -230,7 +230,7 @@ def test_a_leader_says_what_a_confirm_waits_for() -> None:
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
     leader.sync_begun(1, 0.0)
     assert leader.waits_for() is Wait.OWN_DISK
-    leader.sync_done(1, 0.1)
+    leader.sync_done(1)
     assert leader.waits_for() is Wait.MEMBERS
     leader.recorded(record("a"), 11, 0.2)
     assert leader.waits_for() is Wait.MORE_MEMBERS
@@ -282,7 +282,7 @@ def test_a_member_that_is_late_or_about_to_leave_does_not_count_for_a_hand_over(
         held = Held("s", f"copy-{node}", True, False, 3)
         leader.greeted(hello(node, held=held), Position(2, 0), 0, 0.0)
     leader.sync_begun(1, 0.0)
-    leader.sync_done(1, 0.0)
+    leader.sync_done(1)
     leader.heard("b", Ack(1, 3, 1), 0.1)
     assert may_leave(leader, "b", 0.1)
     assert not may_leave(leader, "b", 0.6), "c is late"
@@ -296,6 +296,16 @@ def test_a_member_that_is_late_or_about_to_leave_does_not_count_for_a_hand_over(
     assert ticked(leader, 4.8, 5.8) == [Propose(record("a", "b"), 10)]
     leader.greeted(hello("c", held=held, session=2), Position(2, 0), 1, 5.9)
     assert not may_leave(leader, "b", 5.9), "c is being taken out"
+
+
+def test_a_leader_is_not_silent_for_the_time_that_the_disk_of_its_follower_takes() -> None:
+    for is_busy in (False, True):
+        follower = following(Held("s", "copy-b", True, False, 3))
+        follower.connected(0.0)
+        follower.heard(Continue(follower._session, 3, None), 0.1)
+        if is_busy:
+            follower.was_busy(6.0)
+        assert follower.tick(6.1) == ([] if is_busy else [Cut("a", "the leader is silent")])
 
 
 def test_a_follower_refuses_an_older_term() -> None:

@@ -80,6 +80,7 @@ from shardmq.cluster.streams import (
     NoStream,
     Opening,
     OpeningProtocol,
+    Receiving,
     TooDifferent,
     open_pair,
     open_stream,
@@ -437,7 +438,7 @@ class Node:
     def _opening(self, service: str, peer: Address | None, own: Address | None) -> Opening:
         return Opening(own_versions(), self._cluster.name, self._cluster.node, service, peer, own)
 
-    def _accept(self, opening: Opening) -> asyncio.Protocol:
+    def _accept(self, opening: Opening) -> Receiving:
         """Return the protocol of the service that a node asks for. Raises NoStream."""
         try:
             if opening.cluster != self._cluster.name:
