@@ -8,6 +8,7 @@ the words before the cursor as they are: to check and convert a word, typer load
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from inspect import cleandoc
 from typing import Any, Final, NamedTuple
 
 from typer.core import TyperArgument, TyperGroup, TyperOption
@@ -37,6 +38,21 @@ class Completion(NamedTuple):
     help: str | None = None
 
 
+def _reflowed(command: Any) -> Any:
+    """Let the help of a command, or of those of a group, break its lines where the terminal ends.
+
+    typer keeps the line breaks of the source in all paragraphs but the first.
+    """
+    if command.help:
+        paragraphs = cleandoc(command.help).split("\n\n")
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    inner = getattr(command, "commands", {})
+    if not isinstance(inner, Commands):
+        for each in inner.values():
+            _reflowed(each)
+    return command
+
+
 class Commands(Mapping[str, Any]):
     """Commands of typer by name. Each is made once, when it is asked for."""
 
@@ -46,7 +62,7 @@ class Commands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
-            self._made[name] = self._makers[name]()
+            self._made[name] = _reflowed(self._makers[name]())
             self._made[name].name = name
         return self._made[name]
 

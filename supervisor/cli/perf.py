@@ -98,8 +98,8 @@ def perf(
     """Publish and consume as fast as one process can, and print rates and latencies.
 
     Each second gets a line on standard error, unless --quiet. Another line says so if an alarm
-    blocked publishers. Latencies are in milliseconds: of a
-    message, from the publisher's write to the consumer's read, and of its confirm.
+    blocked publishers. Latencies are in milliseconds: of a message, from the publisher's write to
+    the consumer's read, and of its confirm.
     """
     names = [queue] if queues == 1 else [f"{queue}-{at}" for at in range(queues)]
     load = Load(

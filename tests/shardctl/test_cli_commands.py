@@ -647,6 +647,15 @@ def test_every_command_has_help_and_a_name_of_its_own() -> None:
     )
 
 
+@pytest.mark.parametrize("command", ["publish", "cluster forget"])
+def test_help_breaks_its_lines_where_the_terminal_ends(command: str) -> None:
+    shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "500"}).output
+    prose = shown.partition("Usage:")[2].partition("╭")[0]
+    paragraphs = [line for line in prose.splitlines()[1:] if line.strip()]
+    assert paragraphs
+    assert all(line.rstrip().endswith(".") for line in paragraphs)
+
+
 def test_shards_status_says_how_far_a_change_is(ctl: Any) -> None:
     first, slow, late, *rows = ctl("shards", "status", "e", "-p", "v").splitlines()
     assert slow == "group 'slow' has 2 changes before it, and first to settle the rest of 'e-0'"
