@@ -12,7 +12,7 @@ const TOP = 10;
 const BELOW = 26; // for the times
 const TICK_WIDTH = 110; // of a time below the lines
 const TICK_HEIGHT = 40;
-const EMPTY_TOP = 4; // the top of a chart whose values are all 0
+const EMPTY_TOP = 4; // the top of a chart whose values are all 0, and the lowest top of numbers: there are no half messages
 const FONT = "11.5px system-ui, sans-serif";
 const TIP_PAD = 8;
 export const COLOURS = 8;
@@ -30,6 +30,7 @@ export function lineChart(title, series, show, signal) {
   const values = series.map(() => h("output", null, "–"));
   const legend = h("ul", { class: "legend" }, series.map((one, i) => h("li", null, swatches[i], one.name, " ", values[i])));
   const element = h("figure", { class: "chart" }, h("figcaption", null, h("h2", null, title), legend), plot);
+  const lowestTop = show === format.compact ? EMPTY_TOP : 0;
   let drawn = null;
   let last = [];
   let spanMs = 1;
@@ -46,9 +47,9 @@ export function lineChart(title, series, show, signal) {
   const options = () => ({
     ...{ width: plot.clientWidth, height: HEIGHT, padding: [TOP, RIGHT, 0, 0], legend: { show: false }, hooks: { setCursor: [point] } },
     cursor: { y: false, drag: { x: false, y: false } },
-    scales: { x: { range: () => rangeOf(last, spanMs) }, y: { range: (u, low, high) => [0, uPlot.rangeNum(0, high || EMPTY_TOP, 0.05, true)[1]] } },
+    scales: { x: { range: () => rangeOf(last, spanMs) }, y: { range: (u, low, high) => [0, uPlot.rangeNum(0, Math.max(high, lowestTop) || EMPTY_TOP, 0.05, true)[1]] } },
     axes: [
-      { ...axis(colour(plot, "color"), BELOW, TICK_WIDTH), grid: { show: false }, values: (u, splits) => splits.map((s) => format.clock(s * 1_000, spanMs)) },
+      { ...axis(colour(plot, "color"), BELOW, TICK_WIDTH), grid: { show: false }, values: (u, splits, at, space, step) => splits.map((s) => format.clock(s * 1_000, step < 60)) },
       { ...axis(colour(plot, "color"), LEFT, TICK_HEIGHT), grid: { stroke: colour(plot, "borderTopColor"), width: 1 }, values: (u, splits) => splits.map(show) },
     ],
     series: [{}, ...series.map((one, i) => ({ label: one.name, stroke: colour(swatches[i], "backgroundColor"), width: 2, points: { size: 4, fill: colour(swatches[i], "backgroundColor") } }))],
@@ -99,7 +100,7 @@ function columnsOf(samples, series) {
 
 /** Fill a box with the time and the values of a sample, and put it beside the pointer. */
 function showTip(tip, u, sample, series, show) {
-  fill(tip, h("span", null, format.clock(sample.at, 0)),
+  fill(tip, h("span", null, format.clock(sample.at, true)),
     series.map((one) => h("span", { class: "tiptext" }, h("i", { class: `swatch c${one.colour}` }), `${one.name} ${show(one.of(sample))}`)));
   const x = u.valToPos(sample.at / 1_000, "x");
   const fits = x + TIP_PAD + tip.offsetWidth < u.over.clientWidth;

@@ -57,9 +57,9 @@ export function moment(milliseconds) {
 const seconds = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const minutes = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit" });
 
-/** Return the time of day, without the seconds in a span of more than ten minutes. */
-export function clock(milliseconds, spanMs) {
-  return (spanMs > 600_000 ? minutes : seconds).format(milliseconds);
+/** Return the time of day, to the second or to the minute. */
+export function clock(milliseconds, hasSeconds) {
+  return (hasSeconds ? seconds : minutes).format(milliseconds);
 }
 
 /** Return a value in a table of arguments or properties as a text. */

@@ -98,7 +98,7 @@ export function processTable(rows, isOfMany = true) {
     { label: "Memory", cell: (row) => format.bytes(row.rss_bytes), number: true },
     { label: "Files", cell: (row) => format.count(row.fd_used), number: true },
     { label: "Restarts", cell: (row) => format.count(row.restarts), number: true },
-    { label: "PID", cell: (row) => row.pid ?? "–", number: true },
+    { label: "PID", cell: (row) => row.pid || "–", number: true },
     { label: "Last exit", cell: (row) => row.last_end || "–" },
   ].filter(Boolean), rows, (row) => `${row.node}\n${row.name}`);
 }

@@ -30,7 +30,7 @@ export function reshardingOf(page, vhost, name, mayChange) {
   const change = async (number) => {
     if (!(await attempt(() => put(where, { number })))) return;
     wanted = number;
-    fill(plan, h("p", null, `The change to ${counted(number)} has begun.`));
+    fill(plan, h("p", { class: "plan" }, `The change to ${counted(number)} has begun.`));
     again();
   };
   const asks = form([{ name: "number", label: "Number of shard queues", type: "number", min: 1, required: true, help: "Nothing is changed before you have seen the plan" }], {
