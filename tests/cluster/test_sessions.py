@@ -353,6 +353,32 @@ async def test_publishes_for_a_shard_that_is_not_known_are_lost_and_not_kept(
     made.links.stop()
 
 
+async def test_a_batch_that_was_set_aside_for_a_shard_that_is_not_known_is_lost(
+    tmp_path: Path,
+) -> None:
+    made = Links(tmp_path, SimpleNamespace(keys=new_keys()))  # type: ignore[arg-type]
+    made.links.use_loop(asyncio.get_running_loop())
+    made.links.tick()
+    waits = made.pair.gather()
+    made.links.use_vhost("another")
+    assert not made.links.packer.waiting() and waits.log == []
+    made.links.tick()
+    assert waits.log == ["lost"]
+    made.links.stop()
+
+
+async def test_shards_that_are_not_known_cost_nothing_at_each_tick(tmp_path: Path) -> None:
+    made = Links(tmp_path, SimpleNamespace(keys=new_keys()))  # type: ignore[arg-type]
+    links, joined = made.links, list[int]()
+    links.use_loop(asyncio.get_running_loop())
+    for link in links.links:
+        link.join = lambda endpoint, shard=link.shard: joined.append(shard)  # type: ignore[method-assign, misc]
+        link.tick = lambda now, shard=link.shard: joined.append(shard)  # type: ignore[method-assign, misc]
+    links.tick()
+    assert joined == [link.shard for link in links.known]
+    links.stop()
+
+
 async def test_what_clients_ask_about_a_queue_of_a_node_that_is_down_is_refused(
     tmp_path: Path,
 ) -> None:

@@ -172,7 +172,7 @@ class ShardLink(LinkState):
         self.batch = 0  # number of the batch that was sent last
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()  # by number, unconfirmed
         # Batches made while the shard was away, and what each weighs.
-        self._aside: list[tuple[bytes, int, list[Unconfirmed]]] = []
+        self.aside: list[tuple[bytes, int, list[Unconfirmed]]] = []
         # The shard has been away for too long: logged once each.
         self._nacking = self._dropping = False
         # The process is about to hand the shard over. It is away, but for its last words.
@@ -341,7 +341,7 @@ class ShardLink(LinkState):
         if batch is not None:
             self._sizes.add(messages, len(batch))
             weight += len(batch)
-            self._aside.append((batch, weight, self.packing))
+            self.aside.append((batch, weight, self.packing))
             self.in_flight += weight
             self.packing = []
 
@@ -370,7 +370,7 @@ class ShardLink(LinkState):
 
     def send_aside(self) -> None:
         """Send the batches that were made while the shard was away."""
-        aside, self._aside = self._aside, []
+        aside, self.aside = self.aside, []
         for batch, weight, waiting in aside:
             readdressed = envelope.readdressed(batch, self.epoch, self.batch + 1)
             self.note_batch(weight, waiting)
@@ -394,7 +394,7 @@ class ShardLink(LinkState):
                 self.away_since = asyncio.get_running_loop().time()
             self._is_paused = False
             log.warning("shard %d is gone%s", self.shard, _nacked(self._lose_sent()))
-            self.in_flight = sum(weight for _, weight, _ in self._aside)
+            self.in_flight = sum(weight for _, weight, _ in self.aside)
             self._events.away(self.shard)
             self._events.received()
 
@@ -409,9 +409,9 @@ class ShardLink(LinkState):
         if self.away_since is None or now - self.away_since <= AWAY_S_MAX:
             return
         down = is_down(self, now)
-        is_over = bool(self.packing) or any(waiting for _, _, waiting in self._aside)
+        is_over = bool(self.packing) or any(waiting for _, _, waiting in self.aside)
         if down:
-            is_over = bool(self._aside or self.packer.messages(self.shard))
+            is_over = bool(self.aside or self.packer.messages(self.shard))
         if not is_over:
             return
         # A publish among them has waited for too long.
@@ -438,8 +438,8 @@ class ShardLink(LinkState):
 
     def _lose_unsent(self) -> None:
         self.packer.drop(self.shard)
-        lost = [waiting for _, _, batch in self._aside for waiting in batch] + self.packing
-        self._aside, self.packing = [], []
+        lost = [waiting for _, _, batch in self.aside for waiting in batch] + self.packing
+        self.aside, self.packing = [], []
         for waiting in lost:
             waiting.lost()
 

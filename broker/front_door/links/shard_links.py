@@ -137,6 +137,7 @@ class ShardLinks(LinksState):
         self._requests = ShardRequests(self.links)
         self.on_acks_waited: Callable[[], None] = lambda: None
         self._joined_all = 0.0  # loop time
+        self._set_aside = 0  # bit mask of the shards that may have batches set aside
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -228,10 +229,17 @@ class ShardLinks(LinksState):
         is_for_all = now - self._joined_all >= JOIN_ALL_S
         if is_for_all:
             self._joined_all = now
-        for link in self.links:
+        # In a cluster there is a link for each shard that there may be, and most are never used.
+        looked_at = self._set_aside | self.packer.waiting()
+        for link in self.known:
+            looked_at |= 1 << link.shard
             if is_for_all or not link.up:
                 link.join(self.endpoint)
-            link.tick(now)
+        self._set_aside = 0
+        for shard in _in_mask(looked_at):
+            self.links[shard].tick(now)
+            if self.links[shard].aside:
+                self._set_aside |= 1 << shard
         if self._keys is not None:
             self._requests.give_up(now)
 
@@ -368,9 +376,10 @@ class ShardLinks(LinksState):
         """
         if vhost != self.vhost:
             self.vhost = vhost
-            for link in self.links:
-                if self.packer.messages(link.shard):
-                    link.end_batch()
+            packed = self.packer.waiting()
+            for shard in _in_mask(packed):
+                self.links[shard].end_batch()
+            self._set_aside |= packed
 
     def wait_for(self, shards: int, waiting: Unconfirmed) -> None:
         """Tell `waiting` when the batches for these shards (bit mask) are stored, once for each."""
@@ -445,6 +454,11 @@ class ShardLinks(LinksState):
         self._events.publish_room(link.shard)
         if self._one_up is not None and not self._one_up.done():
             self._one_up.set_result(None)
+
+
+def _in_mask(shards: int) -> list[int]:
+    """Return the numbers of the shards in a bit mask."""
+    return [shard for shard in range(shards.bit_length()) if shards >> shard & 1]
 
 
 async def count_if_up(links: ShardLinks, queue: QueuePut) -> tuple[int, int]:

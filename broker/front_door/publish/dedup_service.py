@@ -330,6 +330,8 @@ class DedupService:
 
     def tick(self, now: float) -> None:
         """Nack what would wait for ever: the shard is away, or silent for FOLLOW_S_MAX."""
+        if not self._open:
+            return
         away = {link.shard for link in self._links.links if not link.up}
         self._lose(
             key
