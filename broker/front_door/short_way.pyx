@@ -316,7 +316,7 @@ cdef class Inlet:
         try:
             self.take_bytes(base, end)
         except Exception as error:
-            self.way.packer.touched = 0  # or the next client would wait for these shards
+            self.way.packer.take_touched()  # or the next client would wait for these shards
             self.failed(error)
         return 0
 
@@ -426,9 +426,8 @@ cdef class Inlet:
     ) except -1:
         """Count publishes of a channel that were packed just now, and see to their confirms."""
         cdef ShortWay way = self.way
-        cdef uint64_t touched = way.packer.touched
+        cdef uint64_t touched = way.packer.take_touched()
         cdef Waiting waiting
-        way.packer.touched = 0
         self.fed |= touched
         self.published = True
         self.things += count

@@ -157,7 +157,8 @@ cdef class Records:
 cdef class Packer:
     cdef Writer *writers
     cdef readonly int shards
-    cdef uint64_t touched
+    cdef uint64_t touched  # bit mask of the shards that got messages since take_touched()
+    cdef uint64_t packed  # and of those that may have some from before
     cdef readonly bint in_sequence
     cdef readonly uint32_t near_queue  # when pack() stopped with NEAR: the queue
     # How many messages had no queue to go to and were dropped since the start.

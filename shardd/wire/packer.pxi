@@ -42,6 +42,9 @@ from shardmq.shardd.wire.publishes cimport (
 )
 from shardmq.shardd.wire.shared_memory cimport NO_RUN, BodyMemory
 
+cdef extern from *:
+    int __builtin_ctzll(unsigned long long) noexcept nogil
+
 crc32c_start()
 
 cdef enum:
@@ -738,16 +741,21 @@ cdef class Packer:
     cpdef uint64_t take_touched(self):
         """Return a bit mask of the shards that got messages since the last call."""
         cdef uint64_t touched = self.touched
+        self.packed |= touched
         self.touched = 0
         return touched
 
     cpdef uint64_t waiting(self):
         """Return a bit mask of the shards for which messages wait for take()."""
-        cdef uint64_t found = 0
+        cdef uint64_t left = self.packed | self.touched, found = 0
         cdef int shard
-        for shard in range(self.shards):
+        # Where most shards are never used, as in a cluster, their writers are not looked at.
+        while left:
+            shard = __builtin_ctzll(left)
+            left &= left - 1
             if self.writers[shard].messages:
                 found |= <uint64_t> 1 << shard
+        self.packed = found
         return found
 
     cpdef size_t pending(self, int shard):
