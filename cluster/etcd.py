@@ -372,7 +372,8 @@ class Etcd:
         self._token: str | None = None if user else ""
         self._cluster_id = 0
         self._at = 0  # the endpoint that is asked first
-        self._session: aiohttp.ClientSession | None = None
+        # By whether a connection is kept for the next request.
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     def _reload(self) -> None:
         """Read the files for TLS again if they have changed, for later connections."""
@@ -392,9 +393,9 @@ class Etcd:
 
     async def close(self) -> None:
         """Close all connections. Watches must be closed before."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
 
     # -- keys --------------------------------------------------------------------------------------
 
@@ -439,8 +440,14 @@ class Etcd:
         return Grant(answer.lease, answer.ttl)
 
     async def keep_alive(self, lease: int) -> int:
-        """Renew a lease and return the seconds that it lasts from now on. Raises LeaseGone."""
-        answer = await self._call("lease/keepalive", {"ID": lease}, _KeepAlive, streamed=True)
+        """Renew a lease and return the seconds that it lasts from now on. Raises LeaseGone.
+
+        The connection is kept for the next renewal, because to connect, by TLS above all, takes
+        more than to ask.
+        """
+        answer = await self._call(
+            "lease/keepalive", {"ID": lease}, _KeepAlive, streamed=True, kept=True
+        )
         if answer.ttl <= 0:
             raise LeaseGone("etcd no longer has the lease: it has expired or was revoked")
         return answer.ttl
@@ -550,6 +557,7 @@ class Etcd:
         *,
         once: bool = False,
         streamed: bool = False,
+        kept: bool = False,
         deadline: float | None = None,
     ) -> _T:
         """Ask the endpoints in turn until one answers. With a deadline, it is a login itself.
@@ -560,6 +568,7 @@ class Etcd:
             kind: The answer.
             once: Whether the question must not be asked again if it may have had an effect.
             streamed: Whether the answer is a stream, of which the first line is wanted.
+            kept: Whether the connection may be one that was kept, and is kept.
             deadline: The time of time.monotonic() at which to give up, and to go without a token.
         """
         is_login = deadline is not None
@@ -576,7 +585,7 @@ class Etcd:
                     await self._log_in(deadline)
                 # Nobody else can be asked about a transaction, so its answer is waited for.
                 answer_s = left_s if once else min(left_s, self._attempt_s)
-                raw, status = await self._asked(endpoint, path, body, answer_s)
+                raw, status = await self._asked(endpoint, path, body, answer_s, kept)
                 return self._decoded(raw, status, kind, streamed)
             except _TokenRefused as refused:
                 logins += 1
@@ -620,13 +629,13 @@ class Etcd:
         self._token = None
 
     async def _asked(
-        self, endpoint: str, path: str, body: dict[str, Any], answer_s: float
+        self, endpoint: str, path: str, body: dict[str, Any], answer_s: float, kept: bool
     ) -> tuple[bytes, int]:
         """Return the whole answer of an endpoint and its HTTP status. Raises _Failed."""
         raw = bytearray()
         try:
             async with asyncio.timeout(answer_s):
-                async with await self._post(endpoint, path, body) as answer:
+                async with await self._post(endpoint, path, body, kept) as answer:
                     async for chunk in answer.content.iter_any():
                         raw += chunk
                         if len(raw) > ANSWER_BYTES_MAX:
@@ -668,18 +677,21 @@ class Etcd:
             if not (heard and isinstance(error, TimeoutError)):
                 raise _failed(error) from None
 
-    async def _post(self, endpoint: str, path: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                # A connection for each request: none that died unseen is used for a transaction.
-                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+    async def _post(
+        self, endpoint: str, path: str, body: dict[str, Any], kept: bool = False
+    ) -> aiohttp.ClientResponse:
+        session = self._sessions.get(kept)
+        if session is None:
+            session = self._sessions[kept] = aiohttp.ClientSession(
+                # A connection that died unseen must not be used for a transaction.
+                connector=aiohttp.TCPConnector(limit=0, force_close=not kept),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=HEADERS,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._attempt_s),
                 auto_decompress=False,
             )
         self._reload()
-        return await self._session.post(
+        return await session.post(
             f"{endpoint}/v3/{path}",
             data=msgspec.json.encode(body),
             headers={"Authorization": self._token} if self._token else None,

@@ -411,6 +411,21 @@ async def test_reads_that_are_cut_are_asked_again_elsewhere(
                 assert await cut.keep_alive(grant.lease) == 60
 
 
+async def test_renewals_share_a_connection_until_it_ends(real: RealEtcd, prefix: str) -> None:
+    async with CutProxy(real.only.port) as proxy, Etcd([proxy.endpoint]) as etcd:
+        grant = await etcd.grant(60)
+        before = proxy.connections
+        for cuts in range(3):
+            for _ in range(3):
+                assert await etcd.keep_alive(grant.lease) == 60
+            assert proxy.connections == before + 1 + cuts
+            await proxy.cut()
+        before = proxy.connections
+        for _ in range(2):
+            await etcd.transact((), [Put(prefix, b"")])
+        assert proxy.connections == before + 2, "a transaction has a connection of its own"
+
+
 async def test_an_endpoint_of_another_etcd_is_not_believed(real: RealEtcd, own: RealEtcd) -> None:
     async with Etcd(real.endpoints) as other:
         await put(other, "/another", b"1")
