@@ -221,7 +221,9 @@ class FollowerOfCopies:
                 is_late = now >= tick_at + self._settings.lag_s
                 if self._lead is None and is_tick_due and (self._events.empty() or is_late):
                     is_tick_due = False
-                    wait_s = self._settings.heartbeat_s / 2
+                    # With a connection the leader's pings say most of what there is to know.
+                    settings, is_connected = self._settings, self._connection is not None
+                    wait_s = (settings.heartbeat_s if is_connected else settings.retry_s) / 2
                     tick_at = now + wait_s
                     ticking = loop.call_later(wait_s, self._events.put_nowait, None)
                     if self._connection is None and now >= read_at:

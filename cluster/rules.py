@@ -100,7 +100,7 @@ class Settings(msgspec.Struct, frozen=True):
     """
 
     lag_s: float = 5.0
-    heartbeat_s: float = 0.5
+    heartbeat_s: float = 1.0
     retry_s: float = 0.5
     restart_wait_s: float = 1.0
     disk_stall_s: float = 10.0
