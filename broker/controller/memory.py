@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 LOW_ON_MEMORY = "low on memory"
@@ -83,11 +84,32 @@ def used_bytes(pids: Iterable[int]) -> int:
     return kib << 10
 
 
+Stamp = tuple[int, ...]
+
+
+def status_stamp(runtime_dir: str) -> Stamp:
+    """Return what tells a status.json of the supervisor from the one before; () without one.
+
+    The supervisor puts a new file in the place of the one before.
+    """
+    try:
+        about = os.stat(f"{runtime_dir}/status.json")
+    except OSError:
+        return ()
+    return about.st_ino, about.st_size, about.st_mtime_ns
+
+
 def pids(runtime_dir: str) -> list[int]:
     """Return the ids of all processes of the broker; without a supervisor, our own."""
     try:
-        found = json.loads((Path(runtime_dir) / "status.json").read_bytes())
-        known = [int(found["pid"]), *(int(child["pid"]) for child in found["children"])]
+        return _pids(runtime_dir, status_stamp(runtime_dir))
     except (OSError, ValueError, KeyError, TypeError):
         return [os.getpid()]
+
+
+@lru_cache(1)
+def _pids(runtime_dir: str, stamp: Stamp) -> list[int]:
+    """Return the ids in status.json, which is read again after a change, or after an error."""
+    found = json.loads((Path(runtime_dir) / "status.json").read_bytes())
+    known = [int(found["pid"]), *(int(child["pid"]) for child in found["children"])]
     return [pid for pid in known if pid]

@@ -26,7 +26,8 @@ SHOWN: Final = (
 )  # fmt: skip
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 CERTIFICATES_MAX: Final = 256  # of which the expiry is kept in memory
-# A node hears etcd every few seconds. When it has not for so long, there is an alarm.
+ETCD_HEARD_EACH_S: Final = 6.0  # at the latest, while etcd answers: a silent watch asks anew
+# When a node has not heard etcd for so long, there is an alarm.
 ETCD_SILENT_S_MAX: Final = 12.0
 ETCD_AWAY: Final = "etcd does not answer"
 

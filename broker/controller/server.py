@@ -28,7 +28,7 @@ from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.loading import Loaded, load, read_given, warn_of_no_effect
 from shardmq.broker.controller.moving.mover import Moves
 from shardmq.broker.controller.moving.relocating import Relocating
-from shardmq.broker.controller.node_facts import facts_of
+from shardmq.broker.controller.node_facts import NodeFacts, facts_of
 from shardmq.broker.controller.nodes.facts import FactsTold
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
@@ -142,11 +142,12 @@ class Controller:
         name = NODE if config.cluster is None else config.cluster.node
         self.memory = memory.MemoryWatch()
         self.disk = DiskWatch(config.data_dir)
+        self._etcd_silent_s = etcd_silent_s
         self.cluster = ClusterView(
             node_of(config.first_door),
             name,
             self._own_shards,
-            lambda: facts_of(self.config, self.memory, etcd_silent_s(), self.disk.free_bytes),
+            self._facts,
         )
         self.links = DoorLinks(config.boot, doors)
         self.shards = ShardLinks(
@@ -335,13 +336,17 @@ class Controller:
             log.info("load_definitions: %s taken in", self.config.load_definitions)
             warn_of_no_effect(stages, self.placement.most)
 
+    def _facts(self) -> NodeFacts:
+        """Return the facts of this node; the room on its disk as of the look before."""
+        if self.cluster.is_cluster:  # on one host there are shards that tell it
+            self.disk.look()
+        return facts_of(self.config, self.memory, self._etcd_silent_s(), self.disk.free_bytes)
+
     async def _watchdog(self) -> None:
         after_bursts = AfterBursts(BURST_CHANGES)
         while True:
             notify.watchdog()
             after_bursts.give_back_if_over(self.authority.catalog.version)
-            if self.cluster.is_cluster:  # on one host there are shards that tell it
-                self.disk.look()
             # Publishers are held back before the kernel has to choose which process to kill.
             config = self.config
             self.memory.look(

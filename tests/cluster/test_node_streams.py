@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.node_facts import NodeFacts
+from shardmq.broker.controller.nodes import facts
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.relay import NO_LEADER, Relay
 from shardmq.cluster.secret import Keys, keys_of, tls_context
@@ -383,7 +384,7 @@ async def test_a_stream_to_a_leader_that_is_replaced_meanwhile_is_not_joined(
 
 
 async def test_facts_are_told_to_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardmq.broker.controller.nodes.facts.EACH_S", 0)
+    monkeypatch.setattr("shardmq.broker.controller.nodes.facts.LOOK_S", 0)
     before, after = Leader(), Leader()
     async with before.listening() as old, after.listening() as new:
         lead, address = [("shardmq@a", 1)], [old]
@@ -405,6 +406,51 @@ async def test_facts_are_told_to_the_next_leader(monkeypatch: pytest.MonkeyPatch
             await before.services[0].over.wait()
             await after.taken.wait()
             await after.services[0].came.wait()
+        telling.cancel()
+
+
+async def test_facts_are_told_again_when_there_is_news_or_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(facts, "LOOK_S", 0)
+    leader, told, looks, looked = Leader(), list[str](), 0, asyncio.Event()
+    async with leader.listening() as address, asyncio.timeout(PATIENCE_S):
+
+        async def leads(wait_s: float) -> Address:
+            return address
+
+        def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
+            tls = tls_context(KEYS, server=False)
+            return open_stream(address, tls, opening(FACTS), protocol)
+
+        def facts_now() -> NodeFacts:
+            told.append(alarm)
+            return FACTS_OF_B
+
+        def news() -> str:
+            nonlocal looks
+            looks += 1
+            looked.set()
+            return alarm
+
+        async def look(times: int) -> None:
+            until = looks + times
+            while looks < until:
+                looked.clear()
+                await looked.wait()
+
+        alarm = ""
+        telling = asyncio.create_task(tell_facts(facts_now, leads, connect, news=news))
+        await leader.taken.wait()
+        await look(20)
+        assert told == [""]
+        alarm = "low on memory"
+        await look(20)
+        assert told == ["", alarm]
+        monkeypatch.setattr(facts, "EACH_S", 0)
+        alarm = ""  # `EACH_S` counts from the next time on
+        await look(20)
+        assert told.count("") > 2
         telling.cancel()
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmq.broker.controller import memory
-from shardmq.broker.controller.memory import LOW_ON_MEMORY, MemoryWatch, alarm
+from shardmq.broker.controller.memory import LOW_ON_MEMORY, MemoryWatch, alarm, pids
+from shardmq.supervisor.directories import replace_file
 
 
 @given(st.integers(1, 1 << 40), st.integers(0, 1 << 41), st.sampled_from(["", LOW_ON_MEMORY]))
@@ -56,3 +58,16 @@ def test_a_change_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
             watch.look([os.getpid()], 0.0, limit)
             assert watch.alarm == ("" if limit > 1 else LOW_ON_MEMORY)
     assert len(caplog.records) == 2
+
+
+def test_the_processes_are_those_of_the_present_status(tmp_path: Path) -> None:
+    status = tmp_path / "status.json"
+    assert pids(str(tmp_path)) == [os.getpid()]
+    for child in (7, 8, 0):
+        replace_file(status, {"pid": 5, "children": [{"pid": child}]})
+        os.utime(status, ns=(child, child))  # the clock of the kernel has ticked
+        assert pids(str(tmp_path)) == pids(str(tmp_path)) == ([5, child] if child else [5])
+    status.write_text("no JSON")
+    assert pids(str(tmp_path)) == [os.getpid()]
+    status.unlink()
+    assert pids(str(tmp_path)) == [os.getpid()]

@@ -1,10 +1,14 @@
-"""A node that does not lead tells the leader its facts each second, as lines of JSON."""
+"""A node that does not lead tells the leader its facts, as lines of JSON.
+
+To gather them takes some milliseconds of CPU. So they are told each second only as long as there is
+news that the leader acts on or that somebody waits for, such as an alarm or a process that ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Final, cast
 
 import msgspec
@@ -12,7 +16,9 @@ import msgspec
 from shardmq.broker.controller.node_facts import NodeFacts
 from shardmq.cluster.streams import Address, NoStream
 
-EACH_S: Final = 1.0
+LOOK_S: Final = 1.0
+# Without news: as often as the leader samples numbers.
+EACH_S: Final = 5.0
 # A node with hundreds of processes takes some 100 KB.
 FACTS_BYTES_MAX: Final = 4 << 20
 
@@ -60,30 +66,38 @@ async def tell_facts(
     leader: Callable[[float], Awaitable[Address | None]],
     connect: Callable[[Address, asyncio.Protocol], Awaitable[object]],
     lead: Callable[[], tuple[str, int] | None] = lambda: None,
+    news: Callable[[], Hashable] = lambda: None,
 ) -> None:
     """Tell the leader the facts of this node until cancelled.
 
     leader: waits up to so many seconds for a leader; returns its address, or None.
     connect: opens a stream to an address for a protocol. Raises NoStream.
     lead: returns the leader and the term of the record; a stream to any other one ends.
+    news: looks at what must be told soon; facts are told when it returns something else.
     """
-    telling, logged = _Telling(), ""
-    told = lead()
+    clock, telling, logged = asyncio.get_running_loop().time, _Telling(), ""
+    told, due_at, told_news = lead(), 0.0, news()
     try:
         while True:
             if told != (told := lead()) and telling.transport is not None:
                 telling.transport.abort()
                 telling = _Telling()
-            if telling.transport is None and (address := await leader(EACH_S)) is not None:
+            if telling.transport is None and (address := await leader(LOOK_S)) is not None:
                 try:
                     await connect(address, telling)
+                    due_at = 0.0
                 except NoStream as error:
                     if str(error) != logged:
                         logged = str(error)
                         log.warning("no stream to the leader at %s:%d: %s", *address, error)
-            if telling.transport is not None and telling.transport.get_write_buffer_size() == 0:
-                telling.transport.write(msgspec.json.encode(facts()) + b"\n")
-            await asyncio.sleep(EACH_S)
+            if told_news != (told_news := news()):
+                due_at = 0.0
+            transport, now = telling.transport, clock()
+            # Facts that the leader has not taken yet are not told twice.
+            if transport is not None and now >= due_at and not transport.get_write_buffer_size():
+                transport.write(msgspec.json.encode(facts()) + b"\n")
+                due_at = now + EACH_S
+            await asyncio.sleep(LOOK_S)
     finally:
         if telling.transport is not None:
             telling.transport.close()

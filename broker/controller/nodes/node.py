@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Hashable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +25,8 @@ from shardmq.broker.controller.config import Cluster, ControllerConfig, read_con
 from shardmq.broker.controller.disk_watch import DiskWatch
 from shardmq.broker.controller.loading import load
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
-from shardmq.broker.controller.memory import MemoryWatch, pids
-from shardmq.broker.controller.node_facts import NodeFacts, facts_of
+from shardmq.broker.controller.memory import MemoryWatch, pids, status_stamp
+from shardmq.broker.controller.node_facts import ETCD_HEARD_EACH_S, NodeFacts, facts_of
 from shardmq.broker.controller.nodes.assurance import Assurance
 from shardmq.broker.controller.nodes.cluster_snapshots import ClusterSnapshots, NodesAlive
 from shardmq.broker.controller.nodes.facts import tell_facts
@@ -273,22 +273,27 @@ class Node:
     async def _tell(self) -> None:
         """Tell the leader the facts of this node, and watch the memory for that."""
         watch, disk = MemoryWatch(), DiskWatch(self._config.data_dir)
+        disk.look()
 
-        def facts() -> NodeFacts:
+        def news() -> Hashable:
             config = self._config
-            disk.look()
             watch.look(
                 pids(config.runtime_dir),
                 config.memory_high_watermark,
                 config.memory_high_watermark_bytes,
             )
-            return facts_of(config, watch, self._etcd_silent_s(), disk.free_bytes)
+            late_s = int(max(0.0, self._etcd_silent_s() - ETCD_HEARD_EACH_S))
+            return watch.alarm, status_stamp(config.runtime_dir), late_s
+
+        def facts() -> NodeFacts:
+            disk.look()
+            return facts_of(self._config, watch, self._etcd_silent_s(), disk.free_bytes)
 
         def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
             opening = self._opening(FACTS, None, None)
             return open_stream(address, self._client_tls, opening, protocol)
 
-        await tell_facts(facts, self._nodes.leader, connect, self._nodes.lead)
+        await tell_facts(facts, self._nodes.leader, connect, self._nodes.lead, news)
 
     async def _follow(self) -> Lead:
         """Follow the leader until this node leads; meanwhile relay what clients say to it."""

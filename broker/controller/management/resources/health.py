@@ -224,7 +224,7 @@ async def node(call: Call) -> Any:
 async def port_listener(call: Call) -> Any:
     """Check that the node that was called listens at a port."""
     port = number("port", call.part("port"), most=PORT_MAX)
-    ports = [one["port"] for one in listeners(call.context, call.via)]
+    ports = [one["port"] for one in listeners(call.context.cluster.facts(call.via))]
     if port in ports:
         return {**OK, "port": port}
     raise Unhealthy("No active listener", missing=port, ports=ports)
@@ -233,7 +233,8 @@ async def port_listener(call: Call) -> Any:
 async def protocol_listener(call: Call) -> Any:
     """Check that the node has a listener for each protocol in the path, with commas between."""
     given = call.part("protocol").lower()
-    protocols = sorted({listener["protocol"] for listener in listeners(call.context, call.via)})
+    listening = listeners(call.context.cluster.facts(call.via))
+    protocols = sorted({listener["protocol"] for listener in listening})
     missing = [
         asked for asked in given.split(",") if PROTOCOL_NAMES.get(asked, asked) not in protocols
     ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 from shardmq.broker.controller.management.call import Call, Route
-from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.churn import churn_rates
 from shardmq.broker.controller.management.metrics.message_stats import all_message_stats, depths
@@ -17,7 +17,7 @@ from shardmq.broker.controller.management.metrics.past import (
     THE_ONLY,
 )
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
-from shardmq.broker.controller.node_facts import product_version
+from shardmq.broker.controller.node_facts import NodeFacts, product_version
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 
@@ -31,8 +31,8 @@ PROTOCOLS = {
 }
 
 
-def listeners(context: Context, wanted: str | None = None) -> list[dict[str, Any]]:
-    """Return the listening sockets of a node, or of all; the supervisors have opened them."""
+def listeners(facts: Mapping[str, NodeFacts]) -> list[dict[str, Any]]:
+    """Return the listening sockets of these nodes, by name; the supervisors have opened them."""
     return [
         {
             "node": node,
@@ -40,10 +40,9 @@ def listeners(context: Context, wanted: str | None = None) -> list[dict[str, Any
             "ip_address": address.rpartition(":")[0].strip("[]"),
             "port": int(address.rpartition(":")[2]),
         }
-        for node, facts in context.cluster.facts().items()
-        if wanted in (None, node)
+        for node, told in facts.items()
         for name, protocol in PROTOCOLS.items()
-        for address in facts.listeners.get(name, [])
+        for address in told.listeners.get(name, [])
     ]
 
 
@@ -68,7 +67,8 @@ async def overview(call: Call) -> dict[str, Any]:
     """Show the counts, rates, listeners and versions of the whole broker."""
     context, wanted = call.context, time_range.asked(call.request.query)
     stats, vhosts = await context.stats.now(totals_only=True), call.visible_vhosts()
-    listening = listeners(context)
+    facts = context.cluster.facts()
+    listening = listeners(facts)
     shown = {
         "product_name": "shardmq",
         "product_version": product_version(),
@@ -105,9 +105,7 @@ async def overview(call: Call) -> dict[str, Any]:
     }
     if context.cluster.is_cluster:
         shown["alarms"] = [
-            {"node": name, "alarm": alarm}
-            for name, facts in context.cluster.facts().items()
-            for alarm in facts.alarms
+            {"node": name, "alarm": alarm} for name, told in facts.items() for alarm in told.alarms
         ]
     if wanted is not None:
         add_row_samples(shown, context.past, BROKER, THE_ONLY, stats.at, wanted)

@@ -211,7 +211,7 @@ def _told_in_cluster(context: Context, known: KnownNode, facts: NodeFacts) -> di
         "version": facts.version,
         "etcd_up": ETCD_AWAY not in facts.alarms,
         "etcd_silent_s": facts.etcd_silent_s,
-        "contexts": contexts(listeners(context, known.name)),
+        "contexts": contexts(listeners({known.name: facts})),
         "net_ticktime": 0,
         "being_drained": known.name in context.catalog.drained_nodes,
     }
