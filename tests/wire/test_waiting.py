@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardmq.shardd.wire.packer import Packer
+from shardmq.shardd.wire.codec import Packer
 
 MESSAGE = bytes(8) + b"\0\1q"  # no body, no properties, the default exchange, the key q
 NO_TTL, NO_PRIORITY = 0xFFFFFFFF, 0xFF
