@@ -426,8 +426,10 @@ cdef class Inlet:
     ) except -1:
         """Count publishes of a channel that were packed just now, and see to their confirms."""
         cdef ShortWay way = self.way
-        cdef uint64_t touched = way.packer.take_touched()
+        cdef uint64_t touched = way.packer.touched
         cdef Waiting waiting
+        way.packer.packed |= touched
+        way.packer.touched = 0
         self.fed |= touched
         self.published = True
         self.things += count
