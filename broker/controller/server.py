@@ -338,8 +338,6 @@ class Controller:
 
     def _facts(self) -> NodeFacts:
         """Return the facts of this node; the room on its disk as of the look before."""
-        if self.cluster.is_cluster:  # on one host there are shards that tell it
-            self.disk.look()
         return facts_of(self.config, self.memory, self._etcd_silent_s(), self.disk.free_bytes)
 
     async def _watchdog(self) -> None:
@@ -347,6 +345,8 @@ class Controller:
         while True:
             notify.watchdog()
             after_bursts.give_back_if_over(self.authority.catalog.version)
+            if self.cluster.is_cluster:  # on one host there are shards that tell it
+                self.disk.look()
             # Publishers are held back before the kernel has to choose which process to kill.
             config = self.config
             self.memory.look(
