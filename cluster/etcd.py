@@ -393,9 +393,9 @@ class Etcd:
 
     async def close(self) -> None:
         """Close all connections. Watches must be closed before."""
-        for session in self._sessions.values():
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
             await session.close()
-        self._sessions.clear()
 
     # -- keys --------------------------------------------------------------------------------------
 

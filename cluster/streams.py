@@ -306,6 +306,8 @@ def _give(protocol: Receiving, data: bytes) -> None:
         return
     while data:
         room = memoryview(protocol.get_buffer(len(data)))
+        if not room:
+            raise NoStream("it sends too much before it is asked for anything")
         part, data = data[: len(room)], data[len(room) :]
         room[: len(part)] = part
         protocol.buffer_updated(len(part))
