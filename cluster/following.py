@@ -22,6 +22,7 @@ from shardmq.cluster.frame_streams import FrameStream
 from shardmq.cluster.operations import (
     SYNCS,
     CopiedDirectory,
+    Kind,
     NoPath,
     Numbered,
     Operation,
@@ -41,6 +42,8 @@ from shardmq.cluster.rules import (
 from shardmq.shardd.store.files import Files, read_if_there, replace_file
 
 FRAMES_WAITING_MAX: Final = 16
+# More operations than a sync usually has, and a sync of all files, are left to another thread.
+APPLIED_AT_ONCE_MAX: Final = 64
 # Each process of a node is a life. Their numbers count quarters of a second since 2025.
 LIFE_NS: Final = 250_000_000
 LIVES_BEGAN_NS: Final = 1_735_689_600 * 1_000_000_000
@@ -62,6 +65,12 @@ class NotLeading(Exception):
 
 
 Connect = Callable[[str], Awaitable[FrameStream]]
+
+
+def is_soon_applied(changes: list[Operation]) -> bool:
+    """Return whether these operations may be applied where something else waits meanwhile."""
+    is_long = any(change.kind is Kind.SYNC_ALL for change in changes)
+    return len(changes) <= APPLIED_AT_ONCE_MAX and not is_long
 
 
 def new_life() -> int:
@@ -95,6 +104,19 @@ class Connection:
         self.stream = stream
         self.waiting = 0
         self.reading: asyncio.Task[None] | None = None
+
+    def came(self) -> None:
+        """Count a message that waits; too many of them hold the stream."""
+        self.waiting += 1
+        if self.waiting >= FRAMES_WAITING_MAX:
+            self.stream.hold()
+
+    def took(self) -> None:
+        """Count a message that has been taken."""
+        self.waiting -= 1
+        # Half of them at once: each time that a stream goes on, it moves what its buffer has left.
+        if self.waiting == FRAMES_WAITING_MAX // 2:
+            self.stream.go_on()
 
     def close(self) -> None:
         if self.reading is not None:
@@ -256,7 +278,7 @@ class FollowerOfCopies:
             case Connected():
                 await self._take_connection(event, now)
             case Came():
-                self._took(event.connection)
+                event.connection.took()
                 if event.connection is not self._connection:
                     return
                 if event.message is None:
@@ -321,18 +343,14 @@ class FollowerOfCopies:
         """Let a message wait for its turn; too many of them hold the stream."""
         message = frames.from_leader(frame)
         if isinstance(message, rules.Ping) and self._rules.is_comparing(message.session):
-            # A comparison may take minutes, in which nothing else is answered.
+            # A comparison may take minutes, in which nothing else is answered. Its pings take no
+            # place among what waits, or a few of them would hold the stream.
             ack = rules.Ack(message.session, message.term, -1)
             connection.stream.write(frames.encode(ack))
-        connection.waiting += 1
-        if connection.waiting == FRAMES_WAITING_MAX:
-            connection.stream.hold()
+            self._rules.was_busy(self._clock())
+            return
+        connection.came()
         self._events.put_nowait(Came(connection, message))
-
-    def _took(self, connection: Connection) -> None:
-        if connection.waiting == FRAMES_WAITING_MAX:
-            connection.stream.go_on()
-        connection.waiting -= 1
 
     def _hang_up(self) -> None:
         if self._connection is not None:
@@ -367,7 +385,7 @@ class FollowerOfCopies:
         if not changes:
             return
         term, first = message.at.term, message.at.number + known
-        if self._is_alone:
+        if self._is_alone and is_soon_applied(changes):
             self._apply(term, first, changes)
             self._rules.was_busy(self._clock())
         else:

@@ -7,6 +7,7 @@ copied only once, by whoever keeps them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
@@ -16,6 +17,8 @@ BUFFER_BYTES: Final = 256 << 10
 # A buffer that has grown for a longer frame is kept up to this size. The longest frames of
 # operations, and all pieces, are shorter.
 KEPT_BYTES: Final = 4 << 20
+
+log = logging.getLogger(__name__)
 
 Take = Callable[[memoryview], None]
 Serve = Callable[["FrameStream"], Coroutine[Any, Any, None]]
@@ -59,9 +62,10 @@ class FrameStream(asyncio.BufferedProtocol):
         return found[0]
 
     async def take_all(self, take: Take) -> None:
-        """Call `take` with each frame, as long as its view is valid, until the stream ends.
+        """Call `take` with each frame until the stream ends. A view is valid during its call only.
 
-        Raises EOFError or OSError at the end of the stream, BadFrame, and what `take` raises.
+        Frames that came while the stream was held are dropped if it ends meanwhile. Raises EOFError
+        or OSError at the end of the stream, BadFrame, and what `take` raises.
         """
         self._begin(take)
         await self._ended
@@ -99,15 +103,13 @@ class FrameStream(asyncio.BufferedProtocol):
     def close(self) -> None:
         self._transport.close()
 
-    def abort(self) -> None:
-        self._transport.abort()
-
     # -- asyncio.BufferedProtocol ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
         if self._serve is not None:
             self._serving = asyncio.get_running_loop().create_task(self._serve(self))
+            self._serving.add_done_callback(_log_failure)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
@@ -176,3 +178,9 @@ class FrameStream(asyncio.BufferedProtocol):
         if not self._ended.done():
             self._ended.set_exception(error)
             self._ended.exception()  # nobody may be waiting
+
+
+def _log_failure(serving: asyncio.Task[None]) -> None:
+    """Log at once what has ended a stream's service; nobody waits for the task."""
+    if not serving.cancelled() and (error := serving.exception()) is not None:
+        log.error("a stream of copies has failed", exc_info=error)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from shardmq.cluster.following import FRAMES_WAITING_MAX, Connection
 from shardmq.cluster.frame_streams import BUFFER_BYTES, KEPT_BYTES, FrameStream
 from shardmq.cluster.frames import FRAME_BYTES_MAX, LENGTH, BadFrame
 from shardmq.cluster.operations import PIECE_BYTES
@@ -204,3 +206,31 @@ async def test_a_writer_waits_for_room_and_hears_of_the_end() -> None:
 
 def test_the_buffer_that_is_kept_has_room_for_the_frames_that_are_usual() -> None:
     assert KEPT_BYTES > FRAME_OPERATIONS_BYTES + PIECE_BYTES + (1 << 20)
+
+
+async def test_a_follower_lets_only_so_many_messages_wait(request: pytest.FixtureRequest) -> None:
+    """Take messages slower than they come: the stream is held, and later all of them are there."""
+    seed = request.config.option.seed
+    print(f"to play it again: --seed {seed}")
+    rng = random.Random(seed)
+    stream, pipe = FrameStream(), Pipe()
+    stream.connection_made(pipe)
+    connection, waiting = Connection(stream), deque[bytes]()
+
+    def came(frame: memoryview) -> None:
+        waiting.append(bytes(frame))
+        connection.came()
+        assert len(waiting) <= FRAMES_WAITING_MAX
+
+    task = asyncio.create_task(stream.take_all(came))
+    await asyncio.sleep(0)
+    sent = [rng.randbytes(rng.choice((10, 5_000, 40_000))) for _ in range(400)]
+    coming, taken = b"".join(map(framed, sent)), []
+    while coming or waiting:
+        if pipe.is_read:
+            coming = coming[arrive(stream, coming[: rng.randrange(1, 100_000)]) :]
+        if waiting and (not coming or rng.random() < 0.9):
+            taken.append(waiting.popleft())
+            connection.took()
+    assert taken == sent
+    task.cancel()
