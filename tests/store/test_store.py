@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from shardmq.shardd.queues.entry import LASTING_KIND, TRANSIENT_KIND
 from shardmq.shardd.store.errors import Closed
 from shardmq.shardd.store.files import OsFiles
-from shardmq.shardd.store.format.segment_file import file_name
 from shardmq.shardd.store.segments import SegmentStore
-from shardmq.shardd.store.segments.syncs import ACKS_BYTES_MIN
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 from tests.support.store_history import History
@@ -77,25 +75,6 @@ def test_what_was_consumed_a_second_before_it_would_be_written_never_comes_back(
         sync(store)
         found = SegmentStore("d", files=files.restarted(power_cut=True), segment_bytes=4096)
         assert len(found.recover([1])[1].entries) == 1
-
-
-def test_few_acks_wait_for_their_sync_and_many_are_written_with_messages() -> None:
-    for many in (False, True):
-        files = FaultyFiles()
-        store = opened(files, segment_bytes=1 << 20)
-        count = ACKS_BYTES_MIN // 8  # of pairs
-        body = encode_message(b"x", b"", b"k")
-        (arrival,) = store.append(Record((1,), (body,) * (count + 1)).encode())
-        sync(store)
-        store.settle(1, arrival.entries[: count if many else count - 1], True)
-        store.append(one(b"later"))
-        sync(store)
-        acks = f"d/{file_name('acks', 1)}"
-        assert (acks.split("/")[1] in files.list("d")) == many
-        job = store.begin_settled_sync()
-        assert job is not None and job.paths == [acks]
-        found = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=1 << 20)
-        assert len(found.recover([1])[1].entries) == (2 if many else 3)
 
 
 def test_messages_consumed_before_a_flush_never_touch_the_disk() -> None:

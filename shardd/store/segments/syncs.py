@@ -22,9 +22,6 @@ SEALED_BUFFERS_MAX = 1
 # Bytes of indexes that wait for a sync. Beyond this no index is made, and recovery scans the
 # segment.
 INDEX_BYTES_MAX = 1 << 20
-# Bytes of acks that are written with messages. Fewer are written within a second, with the sync of
-# acks: a file that is opened, written and closed for each sync costs more than the messages.
-ACKS_BYTES_MIN = 64 << 10
 # Written segments that wait for a sync that somebody asks for.
 UNSYNCED_MAX = 64
 
@@ -41,12 +38,10 @@ class Flusher:
         self._segments.settled.flush()
 
     def flush_some(self) -> None:
-        """Write all messages, and acks only if there are many, into a few files, to be quick."""
-        segments = self._segments
+        """Write all messages, and acks into only a few files, to be quick."""
         try:
             self.flush_segments()
-            if not segments.sync or segments.settled.settled_bytes >= ACKS_BYTES_MIN:
-                segments.settled.flush(ACKS_FILES_AT_ONCE)
+            self._segments.settled.flush(ACKS_FILES_AT_ONCE)
         except Exception as error:
             raise self._state.named(error) from error
 
