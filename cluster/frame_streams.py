@@ -103,6 +103,9 @@ class FrameStream(asyncio.BufferedProtocol):
     def close(self) -> None:
         self._transport.close()
 
+    def abort(self) -> None:
+        self._transport.abort()
+
     # -- asyncio.BufferedProtocol ------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

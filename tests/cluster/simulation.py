@@ -440,6 +440,8 @@ class World:
         )
         self.tell_numbers(node)
         self.append(node, is_sync=True)
+        if self.now >= LAST_WORD_S:  # after a lease that ended, a late member may take over
+            self.last_words[node.name] = self.content
 
     def tell_numbers(self, node: Node) -> None:
         """Tell a leader the numbers of the shard, as etcd has them now."""
