@@ -8,6 +8,7 @@ import errno
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,9 +16,12 @@ import pytest
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, QueueDelete, QueuePut, UserPut, VhostPut
+from shardmq.cluster import frames
+from shardmq.cluster.following import FRAMES_WAITING_MAX, FollowerOfCopies
 from shardmq.cluster.leading import UNSENT_BYTES_MAX, LeaderOfCopies
+from shardmq.cluster.operations import CopiedDirectory
 from shardmq.cluster.replicated_files import Deposed
-from shardmq.cluster.rules import Record, Settings
+from shardmq.cluster.rules import Ping, Record, Settings
 from shardmq.shardd.store.files import OsFiles
 from tests.cluster.copies_world import PATIENCE_S, SETTINGS, CopiesNode, CopiesWorld
 from tests.definitions.test_log import write
@@ -295,6 +299,39 @@ async def test_a_follower_that_is_too_far_behind_is_compared(
     await kept.write(QueuePut("/", "last", 1000, 0))
     assert world.store.record.in_sync["b"] != copy
     assert content(a) == content(b)
+
+
+async def test_a_comparison_may_take_longer_than_pings_find_room(
+    world: CopiesWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let the digests take until more pings have come than messages may wait: nobody is cut off."""
+    compare, came = CopiedDirectory.compare, FollowerOfCopies._came
+    begun_comparisons: list[Any] = []
+    pings: list[Ping] = []
+    is_enough = threading.Event()
+
+    def slow(directory: CopiedDirectory, *what: Any) -> Any:
+        begun_comparisons.append(what)
+        assert is_enough.wait(PATIENCE_S)
+        return compare(directory, *what)
+
+    def counted(follower: FollowerOfCopies, connection: Any, frame: memoryview) -> None:
+        message = frames.from_leader(frame)
+        if begun_comparisons and isinstance(message, Ping):
+            pings.append(message)
+            if len(pings) > 2 * FRAMES_WAITING_MAX:
+                is_enough.set()
+        came(follower, connection, frame)
+
+    monkeypatch.setattr(CopiedDirectory, "compare", slow)
+    monkeypatch.setattr(FollowerOfCopies, "_came", counted)
+    a, b = (world.node(name, tmp_path / name) for name in "ab")
+    a.start()
+    await Kept(await world.leader(), a).load()
+    b.start()
+    await world.until(is_enough.is_set)
+    await world.in_sync("a", "b")
+    assert len(begun_comparisons) == 1
 
 
 async def test_a_hand_over_loses_nothing_and_needs_no_comparison_of_the_heir(
