@@ -39,7 +39,7 @@ from shardmq.cluster.rules import Effects, Lead, Leader, Position, Record, Setti
 from shardmq.cluster.sending import Sender, Session
 from shardmq.shardd.store.files import Files
 
-# Operations are sent with the next sync, with the next ping, or when there are so many of them.
+# Operations are sent with the next sync, at the next tick, or when there are so many of them.
 UNSENT_BYTES_MAX: Final = 64 << 10
 CATCH_UP_BYTES_S: Final = 200_000_000  # of pieces, to each follower
 # An orderly hand-over is begun only if the record can be read within this time.

@@ -519,7 +519,7 @@ async def test_what_no_sync_follows_is_sent_with_the_next_ping_or_when_it_is_muc
     files = (await world.leader()).replicated
     handle = files.open(f"{a.root}/file", create=True)
     files.write(handle, b"little", 0)
-    await world.until(lambda: content(b).get("file") == b"little", "the next ping")
+    await world.until(lambda: content(b).get("file") == b"little", "the next tick")
     for number in range(3):
         files.write(handle, bytes(UNSENT_BYTES_MAX), number * UNSENT_BYTES_MAX)
     await world.until(lambda: len(content(b)["file"]) >= 2 * UNSENT_BYTES_MAX)

@@ -367,13 +367,15 @@ async def test_a_batch_that_was_set_aside_for_a_shard_that_is_not_known_is_lost(
     made.links.stop()
 
 
-async def test_shards_that_are_not_known_cost_nothing_at_each_tick(tmp_path: Path) -> None:
+async def test_shards_that_are_not_known_cost_nothing_at_each_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Links(tmp_path, SimpleNamespace(keys=new_keys()))  # type: ignore[arg-type]
     links, joined = made.links, list[int]()
     links.use_loop(asyncio.get_running_loop())
     for link in links.links:
-        link.join = lambda endpoint, shard=link.shard: joined.append(shard)  # type: ignore[method-assign, misc]
-        link.tick = lambda now, shard=link.shard: joined.append(shard)  # type: ignore[method-assign, misc]
+        for called in ("join", "tick"):
+            monkeypatch.setattr(link, called, lambda _, shard=link.shard: joined.append(shard))
     links.tick()
     assert joined == [link.shard for link in links.known]
     links.stop()

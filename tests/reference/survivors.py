@@ -1,4 +1,4 @@
-"""What shardd/store/format/scanning.pxi does for compaction, in plain Python: slow, obvious."""
+"""Compaction scans segments as shardd/store/format/scanning.pxi does, in slow, obvious Python."""
 
 from __future__ import annotations
 
