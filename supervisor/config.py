@@ -94,6 +94,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     memory: Memory = msgspec.field(default_factory=lambda: Memory())
     tracing: Tracing = msgspec.field(default_factory=lambda: Tracing())
     users: Users = msgspec.field(default_factory=lambda: Users())
+    secrets: Secrets = msgspec.field(default_factory=lambda: Secrets())
     cluster: Cluster = msgspec.field(default_factory=lambda: Cluster())
     supervision: Supervision = msgspec.field(default_factory=lambda: Supervision())
 
@@ -262,6 +263,16 @@ class Users(Struct, frozen=True, forbid_unknown_fields=True):
     default_pass: Secret = "guest"
     hashing: Literal["scrypt", "sha256", "sha512"] = "scrypt"
     http_without_tls: bool = False
+
+
+class Secrets(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys that encrypt passwords in URIs of shovels and upstreams. The controller reads them.
+
+    With an empty `key_file` nothing is encrypted.
+    """
+
+    key_file: str = ""
+    encrypt: bool = True  # false: with the keys, all is decrypted at the next start
 
 
 class Cluster(Struct, frozen=True, forbid_unknown_fields=True):

@@ -183,6 +183,7 @@ def children(
         "memory_high_watermark": settings.memory.high_watermark,
         "memory_high_watermark_bytes": settings.memory.high_watermark_bytes,
         "tracing": tracing,
+        "secrets": msgspec.to_builtins(settings.secrets),
         "first_door": first_door,
         "cluster": None if cluster is None else cluster.controller,
         "own_shards": numbers,

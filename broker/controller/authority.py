@@ -49,6 +49,7 @@ from shardmq.broker.controller.requests import (
 )
 from shardmq.broker.controller.shard_orders import Creations, ShardOrders
 from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.key_ring import KeyRing
 from shardmq.broker.controller.without_effect import EffectWarnings
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
@@ -447,6 +448,11 @@ class Authority:
     def places(self) -> Places:
         """The shards that new queues are placed on, and the nodes that are to have queues."""
         return self._placement.without(self.catalog.drained_nodes)
+
+    @property
+    def keys(self) -> KeyRing:
+        """The keys that encrypt the secrets of parameters."""
+        return self._definitions.keys
 
     @property
     def most_copies(self) -> Replicas:

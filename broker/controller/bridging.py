@@ -189,6 +189,8 @@ class Bridges:
         return found
 
     def _link_state(self, key: Key, link: Link) -> BridgeState:
+        if why := link.source.obstacle:
+            return BridgeState(key=key, life=0, state=TERMINATED, error=why)
         known, life = self._states.get(key), self._lives.get(key)
         if known is not None and life is not None and (known.life, link) == life:
             return known
@@ -346,7 +348,9 @@ class Bridges:
             orders.append(Order(read(put.vhost, put.name, put.value), life))
         for key, link in self._links.items():
             asked.add(key)
-            orders.append(Order(link, self._life(key, link)))
+            life = self._life(key, link)
+            if not link.source.obstacle:
+                orders.append(Order(link, life))
         for gone in self._states.keys() - asked:
             del self._states[gone]
         # The process may still tell of one that is gone: the next of its name has another life.
@@ -383,7 +387,11 @@ class Bridges:
 
     def _set_links(self, links: dict[Key, Link], beyond: Link | None) -> None:
         self._links, self._beyond = links, beyond
-        self._queue_links = [link for link in links.values() if isinstance(link, QueueLink)]
+        self._queue_links = [
+            link
+            for link in links.values()
+            if isinstance(link, QueueLink) and not link.source.obstacle
+        ]
         if self._queue_links:
             self._has_queue_links.set()
         else:

@@ -32,6 +32,17 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     answer_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
 
 
+class Secrets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys that encrypt the secrets of parameters; `deploy/SECURITY.md` explains the settings.
+
+    key_file: "" if nothing is encrypted.
+    encrypt: false to decrypt what is encrypted, and to write it so from now on.
+    """
+
+    key_file: str = ""
+    encrypt: bool = True
+
+
 class Tracing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The way of spans to a collector; `deploy/TRACING.md` explains the settings."""
 
@@ -115,6 +126,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     memory_high_watermark: float = 0.0
     memory_high_watermark_bytes: int = 0
     tracing: Tracing | None = None
+    secrets: Secrets = Secrets()
     cluster: Cluster | None = None
     own_shards: list[int] | None = None
     session_keys: SessionKeys | None = None

@@ -182,7 +182,10 @@ def _load_given(
     """
     try:
         stages = imported.stages(
-            document, None, partial(hash_new_password, algorithm=config.hashing_algorithm)
+            document,
+            None,
+            partial(hash_new_password, algorithm=config.hashing_algorithm),
+            definitions.keys.decrypted,
         )
         for stage in stages:
             for ask in stage:

@@ -43,6 +43,7 @@ from shardmq.broker.controller.span_export import SpanExport
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
+from shardmq.broker.controller.stored.key_ring import key_ring
 from shardmq.broker.controller.stored.room import write_whole
 from shardmq.broker.controller.streams.elsewhere import Elsewhere
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
@@ -128,7 +129,9 @@ class Controller:
         # Without it nobody else can lead.
         self.leads: Callable[[], Awaitable[None]] | None = None
         self._looking: set[asyncio.Task[None]] = set()
-        loaded = loaded or load(Definitions(Path(config.data_dir), config.boot), config)
+        if loaded is None:
+            keys = key_ring(config.secrets.key_file, encrypts=config.secrets.encrypt)
+            loaded = load(Definitions(Path(config.data_dir), config.boot, keys=keys), config)
         doors = {*range(config.first_door, config.first_door + config.doors), *doors}
         self.config = config
         self.definitions = loaded.definitions
@@ -323,7 +326,8 @@ class Controller:
         try:
             document = await asyncio.to_thread(read_given, self.config)
             hashed = partial(hash_new_password, algorithm=self.config.hashing_algorithm)
-            stages = await asyncio.to_thread(imported.stages, document, None, hashed)
+            decrypted = self.definitions.keys.decrypted
+            stages = await asyncio.to_thread(imported.stages, document, None, hashed, decrypted)
             for stage in stages:
                 for ask in stage:
                     if imported.needed(ask, self.authority.catalog):

@@ -19,6 +19,7 @@ from shardmq.broker.model import parameter_keys as keys
 from shardmq.broker.model.arguments import SHARD_ARGUMENTS
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut
+from shardmq.broker.model.encrypted import NO_KEY, is_encrypted
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.erlang import json_term as term
 from shardmq.broker.model.parameter_keys import Key
@@ -55,10 +56,13 @@ _OPTIONAL: Final = {
     "bind-nowait": Key(keys.flag),
     "channel-use-mode": Key(keys.one_of("multiple", "single")),
 }
-KEYS: Final[Mapping[str, Key]] = {"uri": Key(keys.uris, is_needed=True), **_OPTIONAL}
+KEYS: Final[Mapping[str, Key]] = {
+    "uri": Key(keys.uris, is_needed=True, is_secret=True),
+    **_OPTIONAL,
+}
 _OF_ELEMENT: Final[Mapping[str, Key]] = {
     "upstream": Key(keys.filled, is_needed=True),
-    "uri": Key(keys.uris),
+    "uri": Key(keys.uris, is_secret=True),
     **_OPTIONAL,
 }
 
@@ -126,6 +130,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     reconnect_delay_s: float = RECONNECT_DELAY_S
     ack_mode: str = "on-confirm"
     trust_user_id: bool = False
+
+    @property
+    def obstacle(self) -> str:
+        """Return why no link of the upstream runs, "" if links do."""
+        return NO_KEY if any(map(is_encrypted, self.uris)) else ""
 
 
 class QueueLink(msgspec.Struct, frozen=True, kw_only=True, tag="queue-link"):
@@ -215,7 +224,9 @@ class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link
 
     @property
     def places(self) -> frozenset[Place]:
-        """Return where the upstream is, by each of its URIs."""
+        """Return where the upstream is, by each of its URIs; nothing if they cannot be read."""
+        if self.source.obstacle:
+            return frozenset()
         uris = [amqp_uri.parse(uri, self.vhost) for uri in self.source.uris]
         return frozenset((uri.host, uri.port, uri.vhost) for uri in uris)
 

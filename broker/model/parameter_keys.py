@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from shardmq.broker.model import amqp_uri
 from shardmq.broker.model.amqp_uri import BadUri
+from shardmq.broker.model.encrypted import is_encrypted
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.erlang import json_term as term
 from shardmq.broker.model.values import NAME_BYTES_MAX
@@ -23,11 +24,16 @@ Fault = Callable[[str, Any], str]
 
 
 class Key(NamedTuple):
-    """A key of the value. `older` is the name that it had before RabbitMQ 3.7."""
+    """A key of the value.
+
+    older: the name that the key had before RabbitMQ 3.7.
+    is_secret: its texts may hold passwords, and are encrypted in files if there is a key for that.
+    """
 
     fault: Fault
     older: str = ""
     is_needed: bool = False
+    is_secret: bool = False
 
 
 def text(name: str, value: Any) -> str:
@@ -88,7 +94,7 @@ def table(name: str, value: Any) -> str:
 
 
 def uris(name: str, value: Any) -> str:
-    """Check one URI of a broker, or a list of them."""
+    """Check one URI of a broker, or a list of them. An encrypted one cannot be looked at."""
     if isinstance(value, list):
         if not 0 < len(value) <= URIS_MAX:
             return f"{name} should have 1 to {URIS_MAX} URIs"
@@ -101,6 +107,8 @@ def uris(name: str, value: Any) -> str:
         return next(filter(None, faults), "")
     if not isinstance(value, str):
         return f"{name} should be binary, actually was {term(value)}"
+    if is_encrypted(value):
+        return ""
     try:
         amqp_uri.parse(value)
     except BadUri as error:

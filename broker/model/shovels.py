@@ -14,6 +14,7 @@ import msgspec
 
 from shardmq.broker.model import amqp_uri
 from shardmq.broker.model import parameter_keys as keys
+from shardmq.broker.model.encrypted import NO_KEY, is_encrypted
 from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.erlang import json_term as term
 from shardmq.broker.model.parameter_keys import Key
@@ -67,9 +68,9 @@ def _dest_uris(name: str, value: Any) -> str:
     uris = value if isinstance(value, list) else [value]
     if not any(is_http(uri) for uri in uris):
         return keys.uris(name, value)
-    if len(uris) > keys.URIS_MAX or not all(is_http(uri) for uri in uris):
+    if len(uris) > keys.URIS_MAX or not all(is_http(uri) or is_encrypted(uri) for uri in uris):
         return f"{name} should have at most {keys.URIS_MAX} URIs, all of HTTP or all of AMQP"
-    for uri in uris:
+    for uri in filter(is_http, uris):
         try:
             parts = urlsplit(uri)
             fits = bool(parts.hostname) and (parts.port or 0) >= 0 and uri.isprintable()
@@ -86,7 +87,7 @@ def is_http(uri: Any) -> bool:
 
 
 _SOURCE: Final = {
-    "src-uri": Key(keys.uris, is_needed=True),
+    "src-uri": Key(keys.uris, is_needed=True, is_secret=True),
     "src-exchange": Key(keys.filled),
     "src-exchange-key": Key(keys.text),
     "src-queue": Key(keys.filled),
@@ -97,7 +98,7 @@ _SOURCE: Final = {
     "src-predeclared": Key(keys.flag),
 }
 _DESTINATION: Final = {
-    "dest-uri": Key(_dest_uris, is_needed=True),
+    "dest-uri": Key(_dest_uris, is_needed=True, is_secret=True),
     "dest-exchange": Key(keys.text),
     "dest-exchange-key": Key(keys.text),
     "dest-queue": Key(keys.filled),
@@ -197,7 +198,13 @@ def obstacle(name: str, value: Any) -> str:
 
     A parameter may have been stored when nothing checked it.
     """
-    return NO_AMQP10 if is_amqp10(value) else next(faults(name, value), "")
+    if is_amqp10(value):
+        return NO_AMQP10
+    if fault := next(faults(name, value), ""):
+        return fault
+    uris = [value["src-uri"], value["dest-uri"]]
+    texts = (text for given in uris for text in (given if isinstance(given, list) else [given]))
+    return NO_KEY if any(map(is_encrypted, texts)) else ""
 
 
 def read(vhost: str, name: str, value: Mapping[str, Any]) -> Shovel:

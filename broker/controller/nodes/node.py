@@ -43,6 +43,7 @@ from shardmq.broker.controller.stored.definitions import (
     is_of_definitions,
     stored_format,
 )
+from shardmq.broker.controller.stored.key_ring import key_ring
 from shardmq.broker.controller.stored.room import OWNER_ONLY
 from shardmq.broker.controller.stored.snapshot_part import OwnPart
 from shardmq.broker.controller.streams.elsewhere import Elsewhere
@@ -113,6 +114,7 @@ class Node:
         self._config = config
         self._cluster = cluster
         self._stop = stop
+        self._keys = key_ring(config.secrets.key_file, encrypts=config.secrets.encrypt)
         self._life = new_life()
         self._began_at = time.monotonic()
         self._server_tls = tls_context(cluster.keys, server=True)
@@ -349,6 +351,7 @@ class Node:
                 copies.replicated,
                 waits_for_others=True,
                 format=self._format,
+                keys=self._keys,
             )
             places = await self._places()
             loaded = await asyncio.to_thread(load, definitions, config, places, self._replicas())

@@ -7,8 +7,9 @@ the start goes on with the log as it is. What is cut off behind a broken record 
 log as `definitions.amqp.cut`. Queue ids are never used twice: the header keeps the largest.
 
 `vhosts.json`, `users.json`, `permissions.json`, `topic_permissions.json` and `parameters.json` are
-replaced whole (`rows.py`). `definitions.files` says that all of them have been there: from then on
-one that is missing is refused, and not taken for empty.
+replaced whole (`rows.py`). If there are keys (`key_ring.py`), a start encrypts the secrets that are
+not encrypted yet, or by another key. `definitions.files` says that all of them have been there:
+from then on one that is missing is refused, and not taken for empty.
 
 Room for what may come is set aside (`room.py`). `lacks_room` says whether changes must be refused
 for want of room. What cannot be refused, above all removals, has room of its own, and waits in
@@ -29,6 +30,7 @@ from pathlib import Path
 from shardmq.broker.controller.peers.method_frames import Definition
 from shardmq.broker.controller.stored import installation, records, room, rows
 from shardmq.broker.controller.stored.errors import DefinitionsError
+from shardmq.broker.controller.stored.key_ring import NO_KEYS, KeyRing
 from shardmq.broker.controller.stored.rows import FILES_OF, JSON_FILES, JsonChange
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
@@ -37,11 +39,13 @@ from shardmq.broker.model.changes import (
     BindingPut,
     ExchangeDelete,
     ExchangePut,
+    ParameterPut,
     QueueDelete,
     QueuePut,
     VhostDelete,
     VhostPut,
 )
+from shardmq.broker.model.erlang import cut
 from shardmq.cluster.versions import CATALOG
 from shardmq.shardd.store.files import (
     Files,
@@ -59,6 +63,9 @@ DEAD_RECORDS_MAX = 8192
 RESTART_VERSION_GAP = 1 << 32
 
 LOG_NAME = "definitions.amqp"
+SECRET = "parameters"  # the JSON file that has secrets
+UNREAD_SHOWN = 10  # parameters in one line of the log
+NAME_CHARS_SHOWN = 100
 ENDED_NAME = "ended_streams.json"  # written by controller/streams/ended_streams.py
 FILES_NAME = "definitions.files"
 
@@ -81,12 +88,16 @@ class Definitions:
         *,
         waits_for_others: bool = False,
         format: int = CATALOG.most,
+        keys: KeyRing = NO_KEYS,
     ) -> None:
         """Prepare.
 
         `waits_for_others` says that a sync waits for other nodes, too. A log that is written anew
-        has this `format`.
+        has this `format`. The secrets of parameters are encrypted by `keys`.
         """
+        self.keys = keys
+        self._is_stale = False  # the file has secrets that are to be encrypted anew
+        self._unread: list[str] = []  # the parameters with secrets that no key decrypts
         self._format = self._format_in_log = format
         self.waits_for_others = waits_for_others
         self._directory = directory
@@ -95,7 +106,10 @@ class Definitions:
         self._path = directory / LOG_NAME
         self._log = room.GrowingLog(self._path, files)
         self._files = {
-            name: room.ReplacedFile(directory / f"{name}.json", files) for name in JSON_FILES
+            name: room.ReplacedFile(
+                directory / f"{name}.json", files, erases=bool(keys) and name == SECRET
+            )
+            for name in JSON_FILES
         }
         self._whole_bytes = 0  # bytes of the log up to its first broken record
         self._has_transient = False  # the log has something that is not durable
@@ -132,9 +146,28 @@ class Definitions:
                     f"{self._path}: {error.strerror}: there is no room to begin with"
                 ) from None
             self._go_on(catalog)
+        self._look_at_secrets()
         for file in self._files.values():
+            file.erase()
             file.set_aside()
         return catalog
+
+    def _look_at_secrets(self) -> None:
+        """Have secrets encrypted anew if they are to be, and log which ones cannot be read."""
+        path = self._files[SECRET].path
+        if self._is_stale:
+            self._dirty.add(SECRET)
+            said = "encrypted by the first key now" if self.keys.encrypts else "no longer encrypted"
+            log.info("%s: its secrets are %s", path, said)
+        if self._unread:
+            more = len(self._unread) - UNREAD_SHOWN
+            log.warning(
+                "%s: no key in secrets.key_file for the secrets of %s%s; they stay encrypted, and "
+                "what needs them does not run",
+                path,
+                ", ".join(self._unread[:UNREAD_SHOWN]),
+                f" and {more} more" if more > 0 else "",
+            )
 
     def _go_on(self, catalog: Catalog) -> None:
         """Go on with the log as it is, for want of room.
@@ -158,12 +191,23 @@ class Definitions:
     def read(self) -> Catalog:
         """Return the same catalog, and change nothing on disk. Raises DefinitionsError."""
         catalog = Catalog(routes=False)
+        self._is_stale, self._unread = False, []
         for name in JSON_FILES:
             for change in self._read_json(name):
-                catalog.apply(change)
+                catalog.apply(self._opened(change))
         if self._read_log(catalog):
             catalog.version += RESTART_VERSION_GAP
         return catalog
+
+    def _opened(self, change: JsonChange) -> JsonChange:
+        if not isinstance(change, ParameterPut):
+            return change
+        opened = self.keys.opened(change)
+        self._is_stale = self._is_stale or opened.is_stale
+        if opened.is_unread:
+            name = cut(change.name, NAME_CHARS_SHOWN)
+            self._unread.append(f"{change.component} '{name}' in vhost '{change.vhost}'")
+        return opened.put
 
     @property
     def is_new(self) -> bool:
@@ -328,7 +372,7 @@ class Definitions:
                     f"({self._path})"
                 )
             for name in FILES_OF[type(change)]:
-                in_files[name] = in_files.get(name, 0) + rows.row_bytes_max(change)
+                in_files[name] = in_files.get(name, 0) + rows.row_bytes_max(change, self.keys)
         if in_log and grows:
             wanted = in_log + self._pending_bytes + room.LOG_KEPT_BYTES
             self._log.set_aside(wanted)
@@ -397,7 +441,7 @@ class Definitions:
         rewrites = self._rewrite and self._may_rewrite()
         if not (self._dirty or rewrites or self._durable_pending):
             return None
-        files = {name: rows.encode_rows(name, catalog) for name in sorted(self._dirty)}
+        files = {name: rows.encode_rows(name, catalog, self.keys) for name in sorted(self._dirty)}
         # The log comes after the JSON files. The other way round, a crash between them would bring
         # back a deleted vhost, which vhosts.json still names, without its queues.
         rewrite = self._compaction(catalog) if rewrites else None
@@ -431,9 +475,9 @@ class Definitions:
 
         It raises OSError.
         """
-        copy = Definitions(directory, self._boot, format=self._format)
+        copy = Definitions(directory, self._boot, format=self._format, keys=self.keys)
         copy.last_queue_id = self.last_queue_id
-        files = {name: rows.encode_rows(name, catalog) for name in JSON_FILES}
+        files = {name: rows.encode_rows(name, catalog, self.keys) for name in JSON_FILES}
         write_log = copy._compaction(catalog)
 
         def write() -> None:

@@ -44,6 +44,7 @@ Ask = (
     | Bind
 )
 HashPassword = Callable[[str], tuple[str, str]]  # returns hash and algorithm
+Decrypt = Callable[[ParameterPut], ParameterPut]  # the secrets of a parameter, as far as can be
 
 
 class User(msgspec.Struct):
@@ -183,10 +184,16 @@ def read(data: bytes) -> Document:
 _KINDS = {field.name: get_args(field.type)[0] for field in msgspec.structs.fields(Document)}
 
 
-def stages(document: Document, vhost: str | None, hash_password: HashPassword) -> list[list[Ask]]:
+def stages(
+    document: Document,
+    vhost: str | None,
+    hash_password: HashPassword,
+    decrypt: Decrypt = lambda put: put,
+) -> list[list[Ask]]:
     """Return the requests in stages: those of one stage do not need each other.
 
     `vhost` is the vhost to import into; users and vhosts in the document are then ignored.
+    Secrets that a broker without the key for them has exported are decrypted.
     """
     made: list[list[Ask]] = []
     if vhost is None:
@@ -212,7 +219,7 @@ def stages(document: Document, vhost: str | None, hash_password: HashPassword) -
             asks.append(make(thing, into))
         made.append(asks)
 
-    each(document.parameters, "parameter", _parameter)
+    each(document.parameters, "parameter", lambda one, into: decrypt(_parameter(one, into)))
     each(document.policies, "policy", _policy)
     each(document.exchanges, "exchange", _exchange)
     each(document.queues, "queue", _queue)

@@ -1,10 +1,12 @@
 """Definitions of a stopped broker's data directory.
 
-The command is `python -m shardmq.broker.controller.stored.offline export|import DIR [FILE]`.
+The command is
+`python -m shardmq.broker.controller.stored.offline [--key-file KEYS] export|import DIR [FILE]`.
 
 `export` writes RabbitMQ's JSON to FILE or standard output and changes nothing. `import` takes such
-a file in, as a start with `load_definitions` would. The exit status is 0, or 2 with the reason in
-one line. Whoever runs the command holds the directory's lock.
+a file in, as a start with `load_definitions` would. KEYS is the file of `secrets.key_file`: without
+it, secrets that are encrypted stay so, and new ones are plain until the next start. The exit status
+is 0, or 2 with the reason in one line. Whoever runs the command holds the directory's lock.
 """
 
 from __future__ import annotations
@@ -24,14 +26,17 @@ from shardmq.broker.controller.management.cluster_id import identity_of_host
 from shardmq.broker.controller.management.resources.definitions import definitions as exported
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
+from shardmq.broker.controller.stored.key_ring import NO_KEYS, KeyRing, key_ring
+from shardmq.broker.shared.config import ConfigError
 
 FAILED = 2
 MODULE = "shardmq.broker.controller.stored.offline"
 OWNER_ONLY = 0o600  # the file has password hashes
 
 
-def export(directory: Path, out: BinaryIO) -> None:
-    definitions = Definitions(directory, boot="")  # in no boot: what is not durable is left out
+def export(directory: Path, out: BinaryIO, keys: KeyRing = NO_KEYS) -> None:
+    # In no boot: what is not durable is left out.
+    definitions = Definitions(directory, boot="", keys=keys)
     if definitions.is_new:
         raise DefinitionsError(f"{directory}: no definitions there")
     out.write(
@@ -44,7 +49,7 @@ def export(directory: Path, out: BinaryIO) -> None:
     )
 
 
-def take_in(directory: Path, file: Path) -> None:
+def take_in(directory: Path, file: Path, keys: KeyRing = NO_KEYS) -> None:
     """Import a file; queues go to the shards that have directories, or to the first shard."""
     shards = len(list(directory.glob("shard-[0-9]*"))) or 1
     config = ControllerConfig(
@@ -54,7 +59,7 @@ def take_in(directory: Path, file: Path) -> None:
         shards=shards,
         load_definitions=str(file),
     )
-    definitions = Definitions(directory, config.boot)
+    definitions = Definitions(directory, config.boot, keys=keys)
     try:
         load_or_begin(definitions, config, needs_given=True)
     finally:
@@ -71,19 +76,24 @@ def _shown(value: Any) -> Any:
 
 def main(arguments: list[str]) -> int:
     try:
+        keys = NO_KEYS
+        if arguments[:1] == ["--key-file"] and len(arguments) > 1:
+            keys, arguments = key_ring(arguments[1]), arguments[2:]
         match arguments:
             case ["export", directory]:
-                export(Path(directory), sys.stdout.buffer)
+                export(Path(directory), sys.stdout.buffer, keys)
             case ["export", directory, file]:
                 with open(
                     os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER_ONLY), "wb"
                 ) as out:
-                    export(Path(directory), out)
+                    export(Path(directory), out, keys)
             case ["import", directory, file]:
-                take_in(Path(directory), Path(file))
+                take_in(Path(directory), Path(file), keys)
             case _:
-                raise DefinitionsError(f"usage: python -m {MODULE} export|import DIR [FILE]")
-    except (DefinitionsError, OSError) as error:
+                raise DefinitionsError(
+                    f"usage: python -m {MODULE} [--key-file KEYS] export|import DIR [FILE]"
+                )
+    except (ConfigError, DefinitionsError, OSError) as error:
         print(f"definitions: {error}", file=sys.stderr)
         return FAILED
     return 0

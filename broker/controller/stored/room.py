@@ -128,11 +128,15 @@ class GrowingLog:
 
 
 class ReplacedFile:
-    """A small file that is replaced whole, and has room for `room` bytes."""
+    """A small file that is replaced whole, and has room for `room` bytes.
 
-    def __init__(self, path: Path, files: Files) -> None:
+    With `erases` set, zeros take the place of the content that was replaced.
+    """
+
+    def __init__(self, path: Path, files: Files, *, erases: bool = False) -> None:
         self.path = path
         self.room = 0
+        self._erases = erases
         self._files = files
         self._spare = f"{path}.new"
 
@@ -181,4 +185,25 @@ class ReplacedFile:
         if not files.exchange(self._spare, str(self.path)):
             files.rename(self._spare, str(self.path))
         files.sync_directory(str(self.path.parent))
+        self.erase()
         self.set_aside()
+
+    def erase(self) -> None:
+        """Overwrite the content that was replaced, if it is to be erased.
+
+        A start does it again, because a crash may have come before. The zeros take the blocks of
+        the old content: without a sync, those of a file that is made shorter would stay as they
+        were.
+        """
+        if not self._erases:
+            return
+        if size := size_if_there(self._files, self._spare):
+            handle = self._files.open(self._spare)
+            try:
+                self._files.write(handle, bytes(size), 0)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._files.truncate(handle, 0)
+            finally:
+                self._files.close(handle)

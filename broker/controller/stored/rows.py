@@ -1,5 +1,7 @@
 """The JSON files of definitions: vhosts, users, permissions and parameters, one row for each.
 
+The secrets of parameters are encrypted if there is a key for that (`key_ring.py`).
+
 The changes travel as tagged arrays. In the files they are objects with named fields, so that people
 can read and edit them while the broker is down.
 """
@@ -12,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from shardmq.broker.controller.stored.errors import DefinitionsError
+from shardmq.broker.controller.stored.key_ring import KeyRing
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     AnyChange,
@@ -52,20 +55,22 @@ FILES_OF: Final[dict[type, set[str]]] = {
 }
 
 
-def encode_rows(name: str, catalog: Catalog) -> bytes:
+def encode_rows(name: str, catalog: Catalog, keys: KeyRing) -> bytes:
     """Return the content of a file as the catalog has it."""
     puts: dict[str, Any] = {
         "vhosts": [vhost.put for vhost in catalog.vhosts.values()],
         "users": catalog.users.values(),
         "permissions": catalog.permissions.puts.values(),
         "topic_permissions": catalog.permissions.topic_puts,
-        "parameters": catalog.parameters.values(),
+        "parameters": keys.sealed_all(catalog.parameters.values()) if name == "parameters" else (),
     }
     return _encode([msgspec.structs.asdict(put) for put in puts[name]]) + b"\n"
 
 
-def row_bytes_max(change: AnyChange) -> int:
+def row_bytes_max(change: AnyChange, keys: KeyRing) -> int:
     """Return how much a change may add to a file: nothing when it takes something away."""
+    if isinstance(change, ParameterPut):
+        change = keys.sealed(change)
     return len(_encode([msgspec.structs.asdict(change)])) if isinstance(change, JsonChange) else 0
 
 

@@ -196,7 +196,10 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
         algorithm = call.authority.hashing_algorithm
         hashed = partial(hash_new_password, algorithm=algorithm)
         stages = await loop.run_in_executor(
-            None, lambda: imported.stages(imported.read(data), vhost, hashed)
+            None,
+            lambda: imported.stages(
+                imported.read(data), vhost, hashed, call.authority.keys.decrypted
+            ),
         )
     except Refusal as refusal:
         raise bad_request(refusal.text) from None

@@ -41,6 +41,7 @@ def ends(link: Link) -> dict[str, str]:
 def row(link: Link, state: BridgeState, node: str) -> dict[str, Any]:
     """Return RabbitMQ's fields of a link, and our own. No field has a secret."""
     runs = state.state == RUNNING
+    uri = "" if link.source.obstacle else without_credentials(link.source.uris[0])
     return {
         "node": node,
         "vhost": link.vhost,
@@ -48,7 +49,7 @@ def row(link: Link, state: BridgeState, node: str) -> dict[str, Any]:
         "upstream": link.source.upstream,
         "policy": link.source.policy,
         **ends(link),
-        "uri": state.src_uri or without_credentials(link.source.uris[0]),
+        "uri": state.src_uri or uri,
         "status": status(state),
         "timestamp": shown_time(state.since),
         "error": state.error,

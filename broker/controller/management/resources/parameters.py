@@ -20,6 +20,7 @@ from shardmq.broker.controller.management.responses.schemas import object_of
 from shardmq.broker.model.changes import GLOBAL, ParameterDelete, ParameterPut
 from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_SET
 from shardmq.broker.model.policies import POLICY
+from shardmq.broker.model.secret_values import has_encrypted
 from shardmq.broker.model.shovels import SHOVEL
 
 
@@ -56,6 +57,10 @@ async def put(call: Call) -> Any:
     if component == POLICY:
         raise bad_request("policies may not be set using this method")
     value = with_keys(await call.json(), "value")["value"]
+    if has_encrypted(component, value):  # whose rights could not be looked at
+        raise bad_request(
+            "an encrypted URI is taken from imported definitions only: set the URI itself"
+        )
     if component == SHOVEL:
         shovels.check_rights(call, name, value)
     elif component in (UPSTREAM, UPSTREAM_SET):
