@@ -98,6 +98,7 @@ PANELS: Final[dict[str, str]] = {
     ),
     "Definitions and backup": (
         "definitions.export_definitions definitions.import_definitions snapshots.snapshot"
+        " secrets_keys.generate_secrets_key"
     ),
 }
 COMMANDS: Final = {

@@ -148,29 +148,38 @@ offline = typer.Typer(
     no_args_is_help=True, help="The definitions in the data directory of a stopped broker."
 )
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The data directory.")]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="SHARDMQ_SECRETS_KEY_FILE", help="The file of secrets.key_file, to read secrets."
+    ),
+]
 
 
 @offline.command("export")
 def export_offline(
     directory: Directory,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Default: standard output.")] = "",
+    key_file: KeyFile = None,
 ) -> None:
     """Write all definitions as the JSON of RabbitMQ. Changes nothing."""
-    _offline("export", directory, *([file] if file else []))
+    _offline(key_file, "export", directory, *([file] if file else []))
 
 
 @offline.command("import")
 def import_offline(
-    directory: Directory, file: Annotated[Path, typer.Argument(metavar="FILE")]
+    directory: Directory,
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    key_file: KeyFile = None,
 ) -> None:
     """Add the definitions of a file, for the next start.
 
     Objects that exist already stay as they are.
     """
-    _offline("import", directory, str(file))
+    _offline(key_file, "import", directory, str(file))
 
 
-def _offline(verb: str, directory: Path, *others: str) -> None:
+def _offline(key_file: Path | None, verb: str, directory: Path, *others: str) -> None:
     """Run the code of the controller in a process of its own.
 
     The lock of the data directory keeps a broker from starting meanwhile.
@@ -183,8 +192,9 @@ def _offline(verb: str, directory: Path, *others: str) -> None:
     except ConfigError as error:
         fail(str(error), CONFIG)
     try:
+        keys = [] if key_file is None else ["--key-file", str(key_file)]
         status = run_module(
-            "shardmq.broker.controller.stored.offline", verb, str(directory), *others
+            "shardmq.broker.controller.stored.offline", *keys, verb, str(directory), *others
         )
     finally:
         locked.close()

@@ -77,7 +77,8 @@ GROUPS: Final = (
         "list_channel_interceptors set_channel_interceptor_priorities",
     ),
     (
-        "settings hold no encrypted values; a password's hash: shardctl hash_password",
+        "settings hold no encrypted values; those in URIs of shovels and upstreams:"
+        " shardctl generate_secrets_key; a password's hash: shardctl hash_password",
         "encode decode encrypt_conf list_ciphers list_hashes",
     ),
     (
