@@ -23,6 +23,7 @@ from shardmq.broker.model.changes import (
     AnyChange,
     BindingPut,
     ExchangeDelete,
+    ExchangePut,
     ParameterDelete,
     ParameterPut,
     QueueDelete,
@@ -106,6 +107,42 @@ def test_others_get_the_processor_while_many_upstreams_make_links_of_one_queue()
     )
     assert len(found) - len(pauses) == 250
     assert longest <= federation.STEPS_AT_A_TIME + 1
+
+
+@pytest.mark.row("J5", "J11")
+async def test_bridges_whose_uris_no_key_decrypts_do_not_run_and_say_why() -> None:
+    catalog = Catalog()
+    federated(catalog, "v", "u", "sealed")
+    both = {"pattern": "^[qe]$", "definition": {UPSTREAM_SET: "all"}, "apply-to": "all"}
+    catalog.apply(ParameterPut("v", "policy", "p", both))
+    catalog.apply(QueuePut("v", "q", 1, 0))
+    catalog.apply(ExchangePut("v", "e", "topic"))
+    sealed = "encrypted:gAAAA"
+    catalog.apply(ParameterPut("v", UPSTREAM, "sealed", {"uri": ["amqp://h", sealed]}))
+    value = {"src-uri": "amqp://", "src-queue": "q", "dest-uri": sealed, "dest-queue": "r"}
+    for name, dest in (("s", "amqp://h"), ("sealed", sealed)):
+        catalog.apply(ParameterPut("v", SHOVEL, name, value | {"dest-uri": dest}))
+    bridges = bridges_of(catalog)
+    orders = await bridges._orders()
+    assert sealed not in repr(orders)
+    assert len(orders) == 3, "the shovel and the two links whose URIs are plain"
+    assert len(bridges._queue_links) == 1
+    states = {(type(link).__name__, link.source.upstream): state for link, state in bridges.links()}
+    assert len(states) == 4
+    for (_, upstream), state in states.items():
+        assert state.state == (TERMINATED if upstream == "sealed" else STARTING)
+        assert ("no key for it" in state.error) == (upstream == "sealed")
+    shown = [row(link, state, "n") for link, state in bridges.links()]
+    assert sealed not in repr(shown)
+    assert {each["uri"] for each in shown if each["upstream"] == "sealed"} == {""}
+    found = {put.name: bridges.state(put) for put in bridges.parameters()}
+    assert (found["s"].state, found["sealed"].state) == (STARTING, TERMINATED)
+    assert "no key for it" in found["sealed"].error
+    # The URI is set anew.
+    catalog.apply(ParameterPut("v", UPSTREAM, "sealed", {"uri": "amqp://other"}))
+    catalog.apply(ParameterPut("v", SHOVEL, "sealed", value | {"dest-uri": "amqp://h"}))
+    bridges.changed([ParameterPut("v", UPSTREAM, "sealed", {})])
+    assert len(await bridges._orders()) == 6
 
 
 class Process:

@@ -12,10 +12,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from cryptography.fernet import Fernet
 
 from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.key_ring import NO_KEYS, KeyRing
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import AnyChange, QueueDelete, QueuePut, UserPut, VhostPut
+from shardmq.broker.model.changes import (
+    AnyChange,
+    ParameterPut,
+    QueueDelete,
+    QueuePut,
+    UserPut,
+    VhostPut,
+)
+from shardmq.broker.model.encrypted import is_encrypted
+from shardmq.broker.model.federation import UPSTREAM
 from shardmq.cluster import frames
 from shardmq.cluster.following import FRAMES_WAITING_MAX, FollowerOfCopies
 from shardmq.cluster.leading import UNSENT_BYTES_MAX, LeaderOfCopies
@@ -79,8 +90,8 @@ class HangingDisk(OsFiles):
 class Kept:
     """Definitions that are written through a leader, each call in another thread."""
 
-    def __init__(self, leader: LeaderOfCopies, node: CopiesNode) -> None:
-        self.definitions = Definitions(Path(node.root), "boot", leader.replicated)
+    def __init__(self, leader: LeaderOfCopies, node: CopiesNode, keys: KeyRing = NO_KEYS) -> None:
+        self.definitions = Definitions(Path(node.root), "boot", leader.replicated, keys=keys)
         self.catalog = Catalog()
 
     async def load(self) -> Kept:
@@ -277,6 +288,33 @@ async def test_files_of_a_node_that_was_alone_are_put_aside(
     for path, data in before.items():
         assert after.pop(f"aside/before-1/{path}") == data
     assert after == content(a)
+
+
+async def test_secrets_are_encrypted_at_the_follower_too(
+    world: CopiesWorld, tmp_path: Path
+) -> None:
+    """The leader has got a key. The follower leads next, without one and then with the key."""
+    a, b = await begun(world, tmp_path)
+    kept = await Kept(await world.leader(), a).load()
+    uri = "amqp://u:hunter2@h"
+    put = ParameterPut("/", UPSTREAM, "u", {"uri": [uri]})
+    await kept.write(VhostPut("/"), put)
+    assert any(b"hunter2" in data for data in content(b).values())
+    await asyncio.to_thread(kept.definitions.close)
+    keys = KeyRing([Fernet.generate_key().decode()])
+    kept = await Kept(await world.leader(), a, keys).load()
+    await kept.write(UserPut("u", ""))
+    assert not any(b"hunter2" in data for data in (*content(a).values(), *content(b).values()))
+    await a.kill()
+    assert b.follower is not None
+    b.follower.leader_gone(1)
+    later = await Kept(await world.leader("b"), b).load()
+    (found,) = later.catalog.parameters["/", UPSTREAM, "u"].value["uri"]
+    assert is_encrypted(found)
+    await later.write(UserPut("v", ""))
+    await asyncio.to_thread(later.definitions.close)
+    last = await Kept(await world.leader("b"), b, keys).load()
+    assert last.catalog.parameters["/", UPSTREAM, "u"] == put
 
 
 async def test_a_follower_that_is_too_far_behind_is_compared(

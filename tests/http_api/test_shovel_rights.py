@@ -74,6 +74,16 @@ async def test_other_vhosts_and_users_are_refused(mover: Api, value: dict[str, A
     assert (await mover.call("GET", "/api/parameters/shovel/%2F/s"))[0] == 404
 
 
+@pytest.mark.row("I16")
+async def test_an_encrypted_uri_whose_vhost_nobody_sees_is_refused(mover: Api) -> None:
+    assert await set_shovel(mover, {"src-uri": "encrypted:gAAAA"}) == 400
+    assert await set_shovel(mover, {"dest-uri": ["amqp://", "encrypted:gAAAA"]}) == 400
+    other = {"src-protocol": "amqp10", "src-uri": "encrypted:gAAAA"}  # of which nothing is checked
+    assert await set_shovel(mover, other) == 400
+    given = {"value": {"uri": "encrypted:gAAAA"}}
+    assert (await mover.call("PUT", "/api/parameters/federation-upstream/%2F/u", given))[0] == 400
+
+
 @pytest.mark.row("I16", "J10")
 @pytest.mark.parametrize(
     ("uri", "status"),
