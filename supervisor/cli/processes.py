@@ -114,7 +114,9 @@ def status(api: Api, formatter: Formatter = "table", as_json: Json = False) -> N
     if any(row["kind"] == "shard" and row.get("front_door") is not None for row in processes):
         columns = [*PROCESS_COLUMNS, "front_door"]
     in_cluster = ["node"] if any("node" in row for row in processes) else []
-    show(Rows(processes, [*in_cluster, *columns]), formatter)
+    # 0 is no pid. The processes of bridges and of the reader run only when they are needed.
+    listed = [row | {"pid": row.get("pid") or None} for row in processes]
+    show(Rows(listed, [*in_cluster, *columns]), formatter)
     typer.echo("")
     show(Rows(shards, [*in_cluster, *SHARD_COLUMNS]), formatter)
     for node in api.get("nodes") if in_cluster else ():

@@ -28,7 +28,22 @@ ANSWERS: dict[str, Any] = {
         {"source": "x", "destination": "q", "destination_type": "queue", "routing_key": "k"}
     ],
     "/api/processes": [
-        {"name": "shard-0", "kind": "shard", "index": 0, "pid": 77, "state": "ready", "restarts": 0}
+        {
+            "name": "shard-0",
+            "kind": "shard",
+            "index": 0,
+            "pid": 77,
+            "state": "ready",
+            "restarts": 0,
+        },
+        {
+            "name": "bridges",
+            "kind": "bridges",
+            "index": 0,
+            "pid": 0,
+            "state": "idle",
+            "restarts": 3,
+        },
     ],
     "/api/vhosts/old": {"name": "old", "description": "d", "tags": ["t"]},
     "/api/users/bob": {
@@ -161,6 +176,8 @@ def test_status_shows_processes_pids_shards_and_their_queues(api: FakeApi) -> No
     status, output = run("status", "--url", api.url)
     assert status == 0
     assert all(word in output for word in ("shard-0", "77", "ready", "queues", "5"))
+    (idle,) = (line for line in output.splitlines() if "bridges" in line)
+    assert idle.split() == ["bridges", "idle", "3"], "a process that does not run has no pid"
     status, output = run("status", "--url", api.url, "--formatter", "json")
     assert json.loads(output)["shards"] == ANSWERS["/api/shards"]
 
