@@ -21,7 +21,7 @@ from shardmq.broker.controller.config import ControllerConfig, Secrets
 from shardmq.broker.controller.loading import load_or_begin
 from shardmq.broker.controller.management.resources.definitions import definitions as exported
 from shardmq.broker.controller.stored import imported, key_ring
-from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.definitions import Definitions, unread_secrets
 from shardmq.broker.controller.stored.key_ring import KeyRing
 from shardmq.broker.controller.stored.room import ReplacedFile
 from shardmq.broker.model.catalog import Catalog
@@ -184,6 +184,20 @@ def test_without_the_key_nothing_is_lost_and_with_the_key_all_is_back(
     back = restarted(tmp_path, KeyRing([ONE, *keys]))
     assert parameters(back) == parameters(catalog) | {("/", SHOVEL, "new"): new}
     assert holders(tmp_path) == set()
+
+
+def test_a_node_says_which_secrets_of_its_copy_it_could_not_read(tmp_path: Path) -> None:
+    assert unread_secrets(tmp_path, KeyRing([ONE])) == ""
+    definitions, catalog = begun(tmp_path, KeyRing([ONE]))
+    many = [ParameterPut("/", SHOVEL, f"s{n}", SHOVEL_PUT.value) for n in range(12)]
+    write(definitions, catalog, [*PUTS[:1], *many])
+    definitions.close()
+    assert unread_secrets(tmp_path, KeyRing([TWO, ONE])) == ""
+    named = unread_secrets(tmp_path, KeyRing([TWO]))
+    assert named.startswith("shovel 's0' in vhost '/', shovel 's1'")
+    assert named.endswith("shovel 's9' in vhost '/' and 2 more")
+    (tmp_path / "parameters.json").write_bytes(b"[{")
+    assert unread_secrets(tmp_path, NOTHING) == "", "the leader sends the rest of it"
 
 
 def test_encryption_is_given_up_on_purpose(tmp_path: Path) -> None:

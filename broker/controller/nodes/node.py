@@ -42,6 +42,7 @@ from shardmq.broker.controller.stored.definitions import (
     Definitions,
     is_of_definitions,
     stored_format,
+    unread_secrets,
 )
 from shardmq.broker.controller.stored.key_ring import key_ring
 from shardmq.broker.controller.stored.room import OWNER_ONLY
@@ -310,6 +311,12 @@ class Node:
             self._to_leader.connect,
             founds=os.urandom(STORE_BYTES).hex() if self._cluster.founds else "",
         )
+        if unread := await asyncio.to_thread(unread_secrets, Path(data_dir), self._keys):
+            log.warning(
+                "this node has no key in secrets.key_file for the secrets of %s; while it leads, "
+                "what needs them does not run",
+                unread,
+            )
         relay = self._relaying = await self._relay()
         telling = asyncio.create_task(self._tell())
         self._changed()

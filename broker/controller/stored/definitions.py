@@ -97,7 +97,7 @@ class Definitions:
         """
         self.keys = keys
         self._is_stale = False  # the file has secrets that are to be encrypted anew
-        self._unread: list[str] = []  # the parameters with secrets that no key decrypts
+        self._unread: list[ParameterPut] = []  # the parameters with secrets that no key decrypts
         self._format = self._format_in_log = format
         self.waits_for_others = waits_for_others
         self._directory = directory
@@ -160,13 +160,11 @@ class Definitions:
             said = "encrypted by the first key now" if self.keys.encrypts else "no longer encrypted"
             log.info("%s: its secrets are %s", path, said)
         if self._unread:
-            more = len(self._unread) - UNREAD_SHOWN
             log.warning(
-                "%s: no key in secrets.key_file for the secrets of %s%s; they stay encrypted, and "
+                "%s: no key in secrets.key_file for the secrets of %s; they stay encrypted, and "
                 "what needs them does not run",
                 path,
-                ", ".join(self._unread[:UNREAD_SHOWN]),
-                f" and {more} more" if more > 0 else "",
+                _listed(self._unread),
             )
 
     def _go_on(self, catalog: Catalog) -> None:
@@ -205,8 +203,7 @@ class Definitions:
         opened = self.keys.opened(change)
         self._is_stale = self._is_stale or opened.is_stale
         if opened.is_unread:
-            name = cut(change.name, NAME_CHARS_SHOWN)
-            self._unread.append(f"{change.component} '{name}' in vhost '{change.vhost}'")
+            self._unread.append(change)
         return opened.put
 
     @property
@@ -533,6 +530,31 @@ def stored_format(directory: Path) -> int | None:
         return records.format_of(read_head(files, handle, records.HEAD_BYTES), path)
     finally:
         files.close(handle)
+
+
+def unread_secrets(directory: Path, keys: KeyRing) -> str:
+    """Return which parameters in a directory have secrets that no key decrypts, for people.
+
+    It is "" if there are none, and for a copy that is not whole. Raises OSError.
+    """
+    path = directory / f"{SECRET}.json"
+    data = read_if_there(room.OWNER_ONLY, str(path))
+    try:
+        puts = rows.read_rows(SECRET, path, data or b"[]")
+    except DefinitionsError:
+        return ""
+    parameters = (put for put in puts if isinstance(put, ParameterPut))
+    return _listed([put for put in parameters if keys.opened(put).is_unread])
+
+
+def _listed(puts: list[ParameterPut]) -> str:
+    """Return the names of parameters as one text; of many, the first ones."""
+    names = [
+        f"{put.component} '{cut(put.name, NAME_CHARS_SHOWN)}' in vhost '{put.vhost}'"
+        for put in puts[:UNREAD_SHOWN]
+    ]
+    more = len(puts) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def is_of_definitions(path: str) -> bool:
