@@ -21,6 +21,7 @@ from shardmq.bridges.exchange_link import ExchangeLinkRunner
 from shardmq.bridges.queue_link import QueueLinkRunner
 from shardmq.bridges.shovel import ShovelRunner
 from shardmq.broker.model.federation import ExchangeLink, QueueLink
+from shardmq.broker.model.shovels import Shovel
 from shardmq.broker.shared.bridging import (
     LINE_BYTES_MAX,
     Bindings,
@@ -137,8 +138,15 @@ class Bridges:
                 self._alone_since = asyncio.get_running_loop().time()
 
     async def _run(self, orders: list[Order], cluster: str) -> None:
-        """Stop what is not to run any more, or not so, and start what is new."""
-        wanted = {key_of(order.bridge): order for order in orders}
+        """Stop what is not to run any more, or not so, and start what is new.
+
+        A link whose URIs cannot be read does not run. Its queue at the upstream stays.
+        """
+        wanted = {
+            key_of(order.bridge): order
+            for order in orders
+            if isinstance(order.bridge, Shovel) or not order.bridge.source.obstacle
+        }
         exchanges: dict[tuple[str, str], list[ExchangeLink]] = {}
         for order in orders:
             if isinstance(link := order.bridge, ExchangeLink):

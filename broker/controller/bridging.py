@@ -348,9 +348,7 @@ class Bridges:
             orders.append(Order(read(put.vhost, put.name, put.value), life))
         for key, link in self._links.items():
             asked.add(key)
-            life = self._life(key, link)
-            if not link.source.obstacle:
-                orders.append(Order(link, life))
+            orders.append(Order(link, self._life(key, link)))
         for gone in self._states.keys() - asked:
             del self._states[gone]
         # The process may still tell of one that is gone: the next of its name has another life.

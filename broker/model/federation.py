@@ -233,9 +233,10 @@ class ExchangeLink(msgspec.Struct, frozen=True, kw_only=True, tag="exchange-link
     def keeps_queue_of(self, other: ExchangeLink) -> bool:
         """Return whether this link goes on with the queue that the other one has declared.
 
-        The URIs of an upstream are those of one broker, so one common place is enough.
+        The URIs of an upstream are those of one broker, so one common place is enough. URIs that
+        cannot be read may be of any.
         """
-        if self.twin or self.places.isdisjoint(other.places):
+        if self.twin or not (self.source.obstacle or self.places & other.places):
             return False
         return all(
             getattr(self, name) == getattr(other, name)

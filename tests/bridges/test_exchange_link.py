@@ -19,6 +19,7 @@ from shardmq.bridges.process import Bridges
 from shardmq.bridges.upstream import Upstream
 from shardmq.broker.amqp.methods import Long, decode_table, encode_table
 from shardmq.broker.amqp.properties import encode_properties, read
+from shardmq.broker.model.encrypted import ENCRYPTED
 from shardmq.broker.model.federation import ExchangeLink, Source
 from shardmq.broker.model.upstream_bindings import Binding, Place, at_upstream
 from shardmq.broker.shared.bridging import Bindings, Order, Run, line
@@ -339,6 +340,10 @@ async def test_a_link_leaves_its_upstream_only_for_good_and_knows_its_bindings(
         assert isinstance(before, ExchangeLinkRunner) and before.leaves == leaves, order
     await bridges._stop_all()
     assert isinstance(after, ExchangeLinkRunner) and not after.leaves and not bridges._runners
+    await bridges._run([order], "there")
+    [unread] = bridges._runners.values()
+    await bridges._run([Order(link(uris=[f"{ENCRYPTED}x"]), 8)], "there")
+    assert isinstance(unread, ExchangeLinkRunner) and not unread.leaves and not bridges._runners
     await bridges._run([order], "there")
     [last] = bridges._runners.values()
     await bridges._run([], "there")
