@@ -6,14 +6,14 @@ What is done, where and for how long comes from the seed; what the processes wer
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.support import lossy_disk, moved_clock
+from tests.support.cluster_faults import BACK_S, ETCD, KINDS, SETTLING_S, Cluster, Fault, Faults
 from tests.support.cluster_load import (
     DEAD,
     DYING,
@@ -35,14 +35,13 @@ from tests.support.etcd import RealEtcd
 from tests.support.kill_load import Consumer, ConsumerClient, Lost, Publisher, Worker
 from tests.support.kill_rounds import QUIET_S, SETTINGS
 from tests.support.ledger import Ledger
+from tests.support.lossy_disk import LossyDisk
+from tests.support.moved_clock import MovedClock
 from tests.support.namespaces import Loopback, Namespaces, Network, why_impossible
 from tests.support.real_broker import Address, RealBroker, wait_until
 from tests.support.real_cluster import RealCluster, node_name, wait_for_nodes
-from tests.support.small_disk import small_disk, take_all_bytes
 
 NODES: Final = 3
-ETCD: Final = "etcd"
-FULL: Final = node_name(NODES - 1)  # the node whose disk may be full
 DISK_MIB: Final = 192
 # A full disk is told some seconds later, and small segments leave room to tell it.
 DISK_SETTINGS: Final = f"""
@@ -50,72 +49,66 @@ DISK_SETTINGS: Final = f"""
 segment_bytes = {4 << 20}
 disk_free_min_bytes = {24 << 20}
 """
-BACK_S: Final = 120.0
-# A session whose ends hear nothing of each other ends after 10 s. A connection that was cut for
-# some seconds may be silent for as long again, until TCP repeats what was lost.
-SETTLING_S: Final = 25.0
 REST_EACH: Final = 10
 REST_S: Final = 0.3  # of each publisher now and then: the faults are to be met, not the load
-# How often, of a hundred.
-KINDS: Final = {
-    "kill process": 20, "kill node": 14, "stop process": 10, "stop node": 10, "cut nodes": 12,
-    "cut one way": 8, "cut etcd": 6, "isolate": 4, "slow": 6, "full disk": 4, "kill etcd": 4,
-    "stop etcd": 2,
-}  # fmt: skip
-NEEDS_NETWORK: Final = {"cut nodes", "cut one way", "cut etcd", "isolate", "slow"}
-PROCESSES: Final = ("controller", "shard", "front-door")
+TWO_AT_ONCE: Final = 0.3  # of the rounds, where the second draw touches other things
 LASTS_S: Final = (0.5, 2.0, 5.0, 8.0, 12.0, 20.0)
 BETWEEN_S: Final = (0.3, 0.6, 1.0, 2.0, 4.0)
-
-
-class Cluster:
-    """The nodes, their etcd, and the network between them."""
-
-    def __init__(self, nodes: RealCluster, etcd: RealEtcd, network: Network, disk: Path) -> None:
-        self.nodes = nodes.nodes
-        self.cluster = nodes
-        self.etcd = etcd
-        self.network = network
-        self.disk = disk  # the file system of the node FULL
-
-    def log_tails(self) -> str:
-        return "\n".join(f"-- {node.data_dir.name}\n{node.log_tail()}" for node in self.nodes)
 
 
 @contextlib.contextmanager
 def started(
     directory: Path,
     harms_network: bool = True,
-    fills_disk: bool = True,
+    harms_hosts: bool = True,
     replicas: int = 1,
+    etcd_members: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
-    """Start three nodes of one shard each, in namespaces if that is possible here.
+    """Start three nodes of one shard each.
+
+    A line says what cannot be harmed here.
 
     Args:
         directory: Has the data directories.
         harms_network: Whether the nodes are to be in namespaces.
-        fills_disk: Whether the node FULL is to have a small disk.
+        harms_hosts: Whether each node is to have a disk and a clock of its own.
         replicas: On how many nodes the messages of a shard are.
+        etcd_members: The number of the members of etcd.
         environment: Variables that each node has besides.
     """
-    hosts = [*(node_name(index) for index in range(NODES)), ETCD]
-    why = why_impossible() if harms_network else "not asked for"
+    names = [node_name(index) for index in range(NODES)]
     settings = directory / "broker.toml"
     settings.write_text(SETTINGS + DISK_SETTINGS)
     with contextlib.ExitStack() as stack:
         network: Network
+        why = why_impossible() if harms_network else "not asked for"
         if why:
             print(f"{why}: nodes at 127.0.0.2 to .4, and no harm to the network")
-            network = Loopback(hosts, why)
+            network = Loopback([*names, ETCD], why)
         else:
-            network = stack.enter_context(Namespaces(hosts))
-        disk = directory / FULL
-        if fills_disk:
-            stack.enter_context(small_disk(disk, mib=DISK_MIB))
+            network = stack.enter_context(Namespaces([*names, ETCD]))
+        disks: dict[str, LossyDisk] = {}
+        clocks: dict[str, MovedClock] = {}
+        if harms_hosts and not (why := lossy_disk.why_impossible()):
+            disks = {
+                name: stack.enter_context(LossyDisk(directory / name, mib=DISK_MIB))
+                for name in names
+            }
+        elif harms_hosts:
+            print(why)
+        if harms_hosts and not (why := moved_clock.why_impossible()):
+            clocks = {name: MovedClock(directory, name) for name in names}
+        elif harms_hosts:
+            print(why)
         (directory / ETCD).mkdir()
         etcd = stack.enter_context(
-            RealEtcd(directory / ETCD, host=network.address(ETCD), prefix=network.command(ETCD))
+            RealEtcd(
+                directory / ETCD,
+                members=etcd_members,
+                host=network.address(ETCD),
+                prefix=network.command(ETCD),
+            )
         )
         nodes = stack.enter_context(
             RealCluster(
@@ -125,6 +118,7 @@ def started(
                 replicas=replicas,
                 together=replicas > 1,
                 environment=environment,
+                by_node={name: clock.environment for name, clock in clocks.items()},
                 network=network,
                 more=("--config", str(settings)),
             )
@@ -132,18 +126,11 @@ def started(
         wait_for_nodes(nodes.nodes[0], NODES)
         if replicas > 1:
             nodes.wait_for_copies()
-        yield Cluster(nodes, etcd, network, disk)
+        yield Cluster(nodes, etcd, network, disks, clocks)
         # Where one is away, the last syncs of others would wait for it.
         if all(node.process.poll() is None for node in nodes.nodes):
             for node in nodes.nodes:
                 node.stop()
-
-
-def numbers_of(node: RealBroker, kind: str) -> list[int]:
-    """Return the numbers of the processes of a kind; shards have numbers of the cluster."""
-    return sorted(
-        {int(each["index"]) for each in node.status()["children"] if each["kind"] == kind}
-    )
 
 
 class Load:
@@ -289,7 +276,7 @@ class ClusterRounds:
         self,
         cluster: Cluster,
         seed: int,
-        kinds: dict[str, int] | None = None,
+        kinds: Mapping[str, int] = KINDS,
         quiet_s: float = QUIET_S,
         has_copies: bool = False,
         plan: Sequence[str] = (),
@@ -297,13 +284,10 @@ class ClusterRounds:
         between_s: Sequence[float] = BETWEEN_S,
     ) -> None:
         self.cluster, self.seed, self.has_copies = cluster, seed, has_copies
-        self.plan, self.lasts_s, self.between_s = plan, lasts_s, between_s
+        self.plan, self.between_s = plan, between_s
         self.random = random.Random(seed)
-        known = KINDS if kinds is None else kinds
-        if cluster.network.why_whole:
-            known = {kind: weight for kind, weight in known.items() if kind not in NEEDS_NETWORK}
-        self.kinds = known
         self.ledger = Ledger()
+        self.faults = Faults(cluster, self.ledger, self.random, kinds, has_copies, lasts_s)
         self.done: list[str] = []
         self.load = Load(cluster, self.ledger, str(seed), quiet_s, has_copies)
 
@@ -317,8 +301,9 @@ class ClusterRounds:
         try:
             for number in range(1, rounds + 1):
                 self._wait(self.random.choice(self.between_s))
-                (kind,) = self.random.choices(list(self.kinds), self.kinds.values())
-                self._harm(self.plan[number - 1] if number <= len(self.plan) else kind)
+                faults = self._drawn(number)
+                self._say(" and ".join(fault.said for fault in faults))
+                self.faults.carry_out(faults)
                 self.ledger.check()
                 if number % rest_each == 0 or number == rounds:
                     self._rest(is_last=number == rounds)
@@ -331,6 +316,13 @@ class ClusterRounds:
         finally:
             self.load.stop()
 
+    def _drawn(self, number: int) -> list[Fault]:
+        if number <= len(self.plan):
+            return [self.faults.draw(self.plan[number - 1])]
+        fault = self.faults.draw()
+        beside = self.faults.draw_beside(fault) if self.random.random() < TWO_AT_ONCE else None
+        return [fault] if beside is None else [fault, beside]
+
     def _rest(self, is_last: bool) -> None:
         nodes = list(self.cluster.nodes)
         if not self.has_copies:
@@ -340,10 +332,12 @@ class ClusterRounds:
         # After two cuts a node may be the only one that has all, and then nobody takes over.
         wait_until(lambda: self.cluster.cluster.can_lose(lost), "another node in sync", BACK_S)
         self._say(f"rest without {lost.data_dir.name}")
-        self._kill_node(lost)
+        self.ledger.unrest_begins(time.monotonic())
+        self.faults.kill_node(lost)
         self.load.rest(self.cluster.cluster.others(lost))
         if not is_last:
-            self._restart(lost)
+            lost.restart()
+            self.ledger.unrest_ends(time.monotonic() + SETTLING_S)
 
     def _wait(self, seconds: float) -> None:
         time.sleep(seconds * self.random.uniform(0.5, 1.0))
@@ -351,137 +345,3 @@ class ClusterRounds:
     def _say(self, what: str) -> None:
         self.done.append(f"{time.strftime('%H:%M:%S')} {what}")
         print(self.done[-1], self.ledger.counts(), flush=True)
-
-    # -- faults ------------------------------------------------------------------------------------
-
-    def _harm(self, kind: str) -> None:
-        node, other = self.random.sample(self.cluster.nodes, 2)
-        process = self.random.choice(PROCESSES)
-        lasts_s = self.random.choice(self.lasts_s) * self.random.uniform(0.7, 1)
-        name, at_other = node.data_dir.name, other.data_dir.name
-        match kind:
-            case "kill process":
-                self._say(f"kill {process} of {name}")
-                self._kill_process(node, process)
-            case "kill node":
-                away_s = min(lasts_s, 8.0)
-                self._say(f"kill {name} for {away_s:.1f} s")
-                self._kill_node(node)
-                time.sleep(away_s)
-                self._restart(node)
-            case "stop process":
-                self._say(f"stop {process} of {name} for {lasts_s:.1f} s")
-                self._stop([node.pid(process, self._number_of(node, process))], lasts_s)
-            case "stop node":
-                self._say(f"stop {name} for {lasts_s:.1f} s")
-                pids = [int(child["pid"]) for child in node.status()["children"]]
-                self._stop([node.process.pid, *pids], lasts_s)
-            case "cut nodes":
-                self._cut({(name, at_other), (at_other, name)}, lasts_s)
-            case "cut one way":
-                self._cut({(name, at_other)}, lasts_s)
-            case "cut etcd":
-                self._cut({(name, ETCD), (ETCD, name)}, lasts_s)
-            case "isolate":
-                others = [ETCD, *(each.data_dir.name for each in self.cluster.nodes)]
-                self._cut(
-                    {
-                        way
-                        for each in others
-                        if each != name
-                        for way in ((name, each), (each, name))
-                    },
-                    lasts_s,
-                )
-            case "slow":
-                self._slow(name, at_other, lasts_s)
-            case "full disk":
-                self._fill_disk(min(lasts_s, 12.0))
-            case "kill etcd":
-                self._say(f"kill etcd for {lasts_s:.1f} s")
-                self.cluster.etcd.only.kill()
-                time.sleep(lasts_s)
-                self.cluster.etcd.only.start()
-            case "stop etcd":
-                self._say(f"stop etcd for {lasts_s:.1f} s")
-                self.cluster.etcd.only.send(signal.SIGSTOP)
-                time.sleep(lasts_s)
-                self.cluster.etcd.only.send(signal.SIGCONT)
-
-    @contextlib.contextmanager
-    def _unrest(self) -> Iterator[None]:
-        self.ledger.unrest_begins(time.monotonic())
-        if self.has_copies:
-            # Another node may lead a shard soon, without the acks of the last second.
-            self.ledger.was_killed(time.monotonic(), shards=True)
-        try:
-            yield
-        finally:
-            self.ledger.unrest_ends(time.monotonic() + SETTLING_S)
-
-    def _number_of(self, node: RealBroker, kind: str) -> int:
-        """Return the number of a process of a kind; a node with copies has several shards."""
-        numbers = numbers_of(node, kind)
-        return numbers[0] if len(numbers) == 1 else self.random.choice(numbers)
-
-    def _kill_process(self, node: RealBroker, kind: str) -> None:
-        number = self._number_of(node, kind)
-        pid = node.pid(kind, number)
-        with self._unrest():
-            self.ledger.was_killed(time.monotonic(), shards=kind == "shard")
-            if pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: node.is_replaced(kind, number, pid), f"{kind} to come back", BACK_S)
-
-    def _kill_node(self, node: RealBroker) -> None:
-        self.ledger.unrest_begins(time.monotonic())
-        self.ledger.was_killed(time.monotonic(), shards=True)
-        node.kill_all()
-        self.ledger.was_killed(time.monotonic(), shards=True)
-
-    def _restart(self, node: RealBroker) -> None:
-        node.restart()
-        self.ledger.unrest_ends(time.monotonic() + SETTLING_S)
-
-    def _stop(self, pids: list[int], lasts_s: float) -> None:
-        """Stop processes and let them go on. Whoever watches over them may have ended them."""
-        with self._unrest():
-            self.ledger.was_killed(time.monotonic(), shards=True)
-            for number in (signal.SIGSTOP, signal.SIGCONT):
-                for pid in pids:
-                    with contextlib.suppress(ProcessLookupError):
-                        if pid:
-                            os.kill(pid, number)
-                if number == signal.SIGSTOP:
-                    time.sleep(lasts_s)
-            self.ledger.was_killed(time.monotonic(), shards=True)
-
-    def _cut(self, ways: set[tuple[str, str]], lasts_s: float) -> None:
-        network = self.cluster.network
-        assert isinstance(network, Namespaces)
-        self._say(f"cut {' '.join(f'{a}>{b}' for a, b in sorted(ways))} for {lasts_s:.1f} s")
-        with self._unrest():
-            network.cut(ways)
-            time.sleep(lasts_s)
-            network.heal()
-
-    def _slow(self, name: str, other: str, lasts_s: float) -> None:
-        network = self.cluster.network
-        assert isinstance(network, Namespaces)
-        self._say(f"100 ms and 5 % loss at {name} and {other} for {lasts_s:.1f} s")
-        with self._unrest():
-            network.lose(5, [name, other])
-            network.delay(100, name)
-            time.sleep(lasts_s)
-            network.heal()
-
-    def _fill_disk(self, lasts_s: float) -> None:
-        self._say(f"fill the disk of {FULL} for {lasts_s:.1f} s")
-        with self._unrest():
-            # The process of a shard may end when it cannot write.
-            self.ledger.was_killed(time.monotonic(), shards=True)
-            free = take_all_bytes(self.cluster.disk)
-            time.sleep(lasts_s)
-            free()
-            self.ledger.was_killed(time.monotonic(), shards=True)
