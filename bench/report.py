@@ -4,11 +4,17 @@
 
 The table has a column for each broker. A ratio is this broker's figure over the peer's where more
 is better, and the inverse where less is better: above 1 this broker is ahead.
+
+A ratio on nodes of a cluster is the median of the ratios within each turn, since what the machine
+does besides changes from turn to turn by more than a node costs. In brackets is the interval in
+which the median of endless turns lies, with a probability of 95 %.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +52,7 @@ MORE_IS_BETTER = (
     "recovered_per_s",
 )
 LESS_IS_BETTER = ("rss_each_bytes", "rss_max_mb")
+TURNS_MIN = 6  # with fewer, no interval is that probable
 PERCENTILES = ("p50", "p90", "p99", "p99.9")
 
 
@@ -94,7 +101,7 @@ def figure(broker: dict[str, Any], metric: str) -> str:
     return f"{amount(value)} ({amount(min(runs))} to {amount(max(runs))})"
 
 
-def verdict(bar: Bar | None, taken: dict[str, Any]) -> str:
+def verdict(bar: Bar | None, taken: dict[str, Any], by_turn: bool = False) -> str:
     """Say whether this broker, the first in `taken`, reached the bar."""
     if bar is None:
         return ""
@@ -107,7 +114,31 @@ def verdict(bar: Bar | None, taken: dict[str, Any]) -> str:
         return "-"
     if bar.wanted == "below" and value < 0:
         return "no base"  # memory fell: the memory of an earlier run was still shrinking
+    if by_turn and bar.peers:
+        found = [ratios(bar.metric, itself, taken[peer]) for peer in bar.peers]
+        return (
+            "ok"
+            if all(bar.holds(statistics.median(each), bar.limit) for each in found)
+            else "short"
+        )
     return "ok" if bar.holds(value, limit) else "short"
+
+
+def ratios(metric: str, itself: dict[str, Any], peer: dict[str, Any]) -> list[float]:
+    """Return this broker's figure over the peer's in each turn, in ascending order."""
+    pairs = zip(itself["runs"], peer["runs"], strict=True)
+    return sorted(ours[metric] / theirs[metric] for ours, theirs in pairs if theirs[metric])
+
+
+def interval(found: list[float]) -> tuple[float, float] | None:
+    """Return two of the ratios, in ascending order, between which their true median lies.
+
+    By the binomial distribution, with a probability of 95 %. None if there are too few.
+    """
+    if len(found) < TURNS_MIN:
+        return None
+    outside = max(0, math.floor(len(found) / 2 - 0.98 * math.sqrt(len(found))))
+    return found[outside], found[-1 - outside]
 
 
 def limit(bar: Bar | None) -> str:
@@ -117,7 +148,7 @@ def limit(bar: Bar | None) -> str:
     return f"{relation} {amount(bar.limit)}{' x ' if bar.peers else ''}{' or '.join(bar.peers)}"
 
 
-def ratio(metric: str, itself: dict[str, Any], peer: dict[str, Any]) -> str:
+def ratio(metric: str, itself: dict[str, Any], peer: dict[str, Any], by_turn: bool = False) -> str:
     ours, theirs = itself["median"].get(metric), peer["median"].get(metric)
     more = metric in MORE_IS_BETTER
     if (
@@ -128,12 +159,18 @@ def ratio(metric: str, itself: dict[str, Any], peer: dict[str, Any]) -> str:
         or not (more or metric in LESS_IS_BETTER or metric.endswith("_us"))
     ):
         return ""
-    return amount(ours / theirs if more else theirs / ours)
+    if not by_turn or itself["failures"] or peer["failures"]:
+        return amount(ours / theirs if more else theirs / ours)
+    found = ratios(metric, *((itself, peer) if more else (peer, itself)))
+    between = interval(found)
+    said = amount(statistics.median(found))
+    return said if between is None else f"{said} ({' to '.join(map(amount, between))})"
 
 
 def rows(name: str, taken: dict[str, Any]) -> Iterator[list[str]]:
     scenario = BY_NAME[name]
     itself, *peers = taken.values()
+    by_turn = bool(scenario.cluster)
     bars: list[tuple[str, Bar | None]] = [(bar.metric, bar) for bar in scenario.bars]
     shown = [metric for metric in scenario.shown if metric not in dict(bars)]
     for metric, bar in bars + [(metric, None) for metric in shown]:
@@ -142,9 +179,9 @@ def rows(name: str, taken: dict[str, Any]) -> Iterator[list[str]]:
             name,
             title(metric),
             *cells,
-            *(ratio(metric, itself, peer) for peer in peers),
+            *(ratio(metric, itself, peer, by_turn) for peer in peers),
             limit(bar),
-            verdict(bar, taken),
+            verdict(bar, taken, by_turn),
         ]
 
 
@@ -172,7 +209,8 @@ def bars_line(outcome: dict[str, Any]) -> str:
     for name, taken in outcome["scenarios"].items():
         for bar in BY_NAME[name].bars if name in BY_NAME else ():
             words = f"{name} {title(bar.metric)} {limit(bar)}"
-            found.setdefault(verdict(bar, taken), []).append(words)
+            said = verdict(bar, taken, by_turn=bool(BY_NAME[name].cluster))
+            found.setdefault(said, []).append(words)
     parts = [f"{len(found.pop('ok', []))} ok"]
     parts += [f"{len(bars)} {said} ({'; '.join(bars)})" for said, bars in found.items()]
     return f"bars: {', '.join(parts)}"

@@ -38,6 +38,7 @@ from recovery import anew, recovered, recovered_own
 
 RESULTS = Path(__file__).parent / "results"
 WARMUP_S_MAX = 0.5
+TURNS_EACH_START = 8  # of the brokers of a cluster
 COUNTED_S_MAX = 900.0  # the limit of a run that ends when its work is done; peers may be slow
 
 
@@ -242,19 +243,22 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
 def run_in_cluster(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
     """Run on the nodes that the scenario asks for, by turns, the first target in the first column.
 
-    Every other turn goes through them from the last to the first.
+    Every other turn goes through them from the last to the first. The brokers start anew after some
+    turns, because two processes of one program may differ by their places in memory.
     """
     found: dict[str, dict[str, Any]] = {}
+    in_order: list[str] = []
     started = nodes_and_alone if scenario.cluster == "elsewhere" else nodes_with_copies
-    with started(arguments.data) as targets:
-        for turn in range(arguments.runs):
-            for target in targets if turn % 2 == 0 else reversed(targets):
-                taken = found.setdefault(
-                    target.name, {"runs": [], "failures": [], "load_average": []}
-                )
-                run_once(target, scenario, arguments, taken)
-    in_order = {target.name: found[target.name] for target in targets}
-    return with_medians(arguments, in_order)
+    for first in range(0, arguments.runs, TURNS_EACH_START):
+        with started(arguments.data) as targets:
+            in_order = [target.name for target in targets]
+            for turn in range(first, min(first + TURNS_EACH_START, arguments.runs)):
+                for target in targets if turn % 2 == 0 else reversed(targets):
+                    taken = found.setdefault(
+                        target.name, {"runs": [], "failures": [], "load_average": []}
+                    )
+                    run_once(target, scenario, arguments, taken)
+    return with_medians(arguments, {name: found[name] for name in in_order})
 
 
 def run_shovel(arguments: argparse.Namespace, scenario: Scenario, shovel: Shovel) -> dict[str, Any]:

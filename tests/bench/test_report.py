@@ -76,6 +76,30 @@ def test_a_figure_of_several_runs_has_its_range() -> None:
     assert report.figure(several, "rate") == "20 (10 to 40)"
 
 
+def test_a_node_of_a_cluster_is_judged_turn_by_turn() -> None:
+    """What slows a whole turn down says nothing of a node."""
+    speeds = [1.0, 0.5, 2.0, 1.1, 0.9, 0.3, 0.7]
+    node, alone = broker(per_cpu_s=0.9), broker(per_cpu_s=1.1)
+    node["runs"] = [{"per_cpu_s": speed * 0.98} for speed in speeds]
+    alone["runs"] = [{"per_cpu_s": speed} for speed in speeds]
+    found = outcome()
+    found["scenarios"] = {"cluster-small": {"shardmq": node, "alone": alone}}
+    (line,) = (line for line in report.table(found).splitlines() if "/broker-CPU-s" in line)
+    assert line.endswith("| 0.98 (0.98 to 0.98) | >= 0.97 x alone | ok |")
+    node["runs"][0]["per_cpu_s"] = 0.5
+    assert report.interval(report.ratios("per_cpu_s", node, alone)) == (
+        pytest.approx(0.5),
+        pytest.approx(0.98),
+    )
+    node["runs"] = [{"per_cpu_s": speed * 0.96} for speed in speeds]
+    assert "1 short (cluster-small" in report.bars_line(found)
+
+
+def test_an_interval_needs_some_turns_and_leaves_out_those_at_its_ends() -> None:
+    assert report.interval([1.0] * 5) is None
+    assert report.interval(sorted(map(float, range(25)))) == (7.0, 17.0)
+
+
 def test_the_page_shows_the_charts_that_were_written_and_says_what_was_done(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps(outcome()))
