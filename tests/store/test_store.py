@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from array import array
 from pathlib import Path
 
@@ -10,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmq.shardd.queues.entry import LASTING_KIND, TRANSIENT_KIND
-from shardmq.shardd.store.errors import Closed
+from shardmq.shardd.store.errors import Closed, StoreFailed
 from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.segments.pending_acks import ACKS_HANDLES_MAX
 from tests.reference.record import Record, encode_message, split_messages
-from tests.support.faulty_files import FaultyFiles
+from tests.support.faulty_files import Fault, FaultyFiles
 from tests.support.store_history import History
 from tests.support.syncing import sync
 
@@ -75,6 +78,69 @@ def test_what_was_consumed_a_second_before_it_would_be_written_never_comes_back(
         sync(store)
         found = SegmentStore("d", files=files.restarted(power_cut=True), segment_bytes=4096)
         assert len(found.recover([1])[1].entries) == 1
+
+
+def test_a_sync_opens_no_acks_file_that_one_before_it_has_written_to() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    (arrival,) = store.append(one(b"x") * 20)
+    sync(store)
+    opens = []
+    for entry in arrival.entries[:3]:
+        store.settle(1, array("Q", [entry]), True)
+        store.append(one(b"later"))
+        files.calls.clear()
+        sync(store)
+        opens.append((files.calls.count("open"), files.calls.count("close")))
+    assert opens == [(1, 0), (0, 0), (0, 0)]
+    open_files = len(files.handles)
+    store.settle(1, arrival.entries[3:], True)
+    store.close()
+    assert open_files and not files.handles
+
+
+def test_few_acks_files_stay_open_and_none_of_a_segment_that_is_gone() -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    entries = array("Q", [store.append(one(b"x" * 900))[0].entries[0] for _ in range(64)])
+    sync(store)
+    kept = len(files.handles)
+    by_segment = {entry >> 32: entry for entry in entries}
+    assert len(by_segment) > ACKS_HANDLES_MAX
+    for entry in by_segment.values():
+        store.settle(1, array("Q", [entry]), True)
+    store.flush()
+    assert acks_files_open(files) == ACKS_HANDLES_MAX == len(files.handles) - kept
+    store.settle(1, array("Q", [one for one in entries if one not in by_segment.values()]), True)
+    store.flush()
+    sync(store)
+    # What is open now was written to last: of the segment to which messages go.
+    assert acks_files_open(files) <= 1
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_an_acks_file_that_could_not_be_written_is_closed(error: int) -> None:
+    files = FaultyFiles()
+    store = opened(files)
+    (arrival,) = store.append(one(b"x") * 3)
+    sync(store)
+    store.settle(1, arrival.entries[:1], True)
+    store.flush()
+    assert acks_files_open(files) == 1
+    store.settle(1, arrival.entries[1:2], True)
+    files.faults.append(Fault("write", 0, lambda: OSError(error, "on purpose"), 1))
+    with contextlib.suppress(StoreFailed):
+        store.flush()
+    assert acks_files_open(files) == 0
+    if error == errno.ENOSPC:  # they wait for room
+        store.flush()
+        found = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096)
+        assert len(found.recover([1])[1].entries) == 1
+
+
+def acks_files_open(files: FaultyFiles) -> int:
+    names = [inode for name, inode in files.names.items() if name.startswith("d/acks.")]
+    return sum(any(inode is known for known in names) for inode in files.handles.values())
 
 
 def test_messages_consumed_before_a_flush_never_touch_the_disk() -> None:

@@ -6,10 +6,14 @@ ask for them. They are kept for merging, and are written only when they take too
 
 Acks files are synced a little after they are written (`take_unsynced`). A power cut may bring back
 the messages settled since the last sync.
+
+The files that were written last stay open, because most syncs of messages write to one of them
+again.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
@@ -24,6 +28,8 @@ from shardmq.shardd.store.segments.segment import Segment
 ACKS_FILES_AT_ONCE = 8
 # Acks files that one sync writes and syncs. Writing them takes the loop some milliseconds.
 ACKS_FILES_SYNCED_AT_ONCE = 256
+# Acks files of a store that stay open.
+ACKS_HANDLES_MAX = 8
 
 
 class Settled(PendingState):
@@ -37,6 +43,7 @@ class Settled(PendingState):
         self.forgotten_bytes = 0
         # Segments whose acks files may not be on stable storage.
         self._unsynced: dict[int, Segment] = {}
+        self._handles: OrderedDict[int, int] = OrderedDict()  # by segment number, last used last
         self.names_changed = False  # names in the directory changed and were not synced
 
     def note(self, segment: Segment, pairs: bytes) -> None:
@@ -71,7 +78,8 @@ class Settled(PendingState):
             del self.with_forgotten[segment.number]
 
     def drop(self, segment: Segment) -> None:
-        """Drop the pairs of a segment that is gone or starts anew."""
+        """Drop the pairs of a segment that is gone or starts anew, and close its acks file."""
+        self._close(segment.number)
         self.with_settled.pop(segment.number, None)
         self._unsynced.pop(segment.number, None)
         self.drop_forgotten(segment)
@@ -126,15 +134,35 @@ class Settled(PendingState):
         return f"{self._directory}/{file_name('acks', number)}"
 
     def _write(self, segment: Segment) -> None:
-        path = self._path(segment.number)
         head = b"" if segment.acks_end else acks.encode_header(segment.number, segment.salt)
         data = head + acks.encode_block(segment.settled, segment.salt)
-        handle = self._files.open(path, create=True)
         try:
-            self._files.write(handle, data, segment.acks_end)
-        finally:
-            self._files.close(handle)
+            self._files.write(self._handle(segment.number), data, segment.acks_end)
+        except Exception:
+            self._close(segment.number)
+            raise
         segment.acks_end += len(data)
         self._unsynced[segment.number] = segment
         self.names_changed = self.names_changed or bool(head)
         self._drop_settled(segment)
+
+    # -- open files --------------------------------------------------------------------------------
+
+    def _handle(self, number: int) -> int:
+        """Return the acks file of a segment, open, and close those that were not used for long."""
+        handles = self._handles
+        if number not in handles:
+            while len(handles) >= ACKS_HANDLES_MAX:
+                self._close(next(iter(handles)))
+            handles[number] = self._files.open(self._path(number), create=True)
+        handles.move_to_end(number)
+        return handles[number]
+
+    def _close(self, number: int) -> None:
+        if (handle := self._handles.pop(number, None)) is not None:
+            self._files.close(handle)
+
+    def release(self) -> None:
+        """Close the files, which stay on the disk for the next start."""
+        for number in list(self._handles):
+            self._close(number)

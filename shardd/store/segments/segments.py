@@ -216,6 +216,7 @@ class Segments(SegmentsState):
         self.replaced.clear()
         self.in_memory.clear()
         self.open = None
+        self.settled.release()
         self.windows.release()
         self.reclaimer.release()
 
