@@ -80,7 +80,8 @@ class Canary:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
     directory: Path = tmp_path_factory.mktemp("hostile")
     (directory / "broker.toml").write_text(SETTINGS)
-    made = RealBroker(directory / "data", more=("--config", str(directory / "broker.toml")))
+    more = ("--config", str(directory / "broker.toml"))
+    made = RealBroker(directory / "data", more=more, forked=False)
     try:
         yield made
         made.stop()

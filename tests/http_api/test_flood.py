@@ -37,7 +37,7 @@ MEAN_S_MAX = 0.2
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
-    started = RealBroker(tmp_path_factory.mktemp("flood") / "data", shards=1)
+    started = RealBroker(tmp_path_factory.mktemp("flood") / "data", shards=1, forked=False)
     try:
         queue = {"vhost": "/", "durable": True, "auto_delete": False, "arguments": {}}
         document = {"queues": [{"name": f"queue-{number:05}", **queue} for number in range(QUEUES)]}

@@ -60,7 +60,7 @@ def free_min_mib() -> int:
 def broker(disk: Path, tmp_path: Path, free_min_mib: int) -> Iterator[RealBroker]:
     settings = tmp_path / "broker.toml"
     settings.write_text(SETTINGS.format(4 << 20, free_min_mib << 20))
-    made = RealBroker(disk / "data", shards=1, more=("--config", str(settings)))
+    made = RealBroker(disk / "data", shards=1, forked=False, more=("--config", str(settings)))
     try:
         yield made
         made.stop()

@@ -41,7 +41,9 @@ def started(directory: Path, settings: str = SETTINGS, front_doors: int = 2) -> 
     file = directory / "broker.toml"
     file.write_text(settings)
     config = ("--config", str(file))
-    return RealBroker(directory / "data", shards=2, front_doors=front_doors, more=config)
+    return RealBroker(
+        directory / "data", shards=2, front_doors=front_doors, more=config, forked=False
+    )
 
 
 def lent_files(pid: int) -> dict[int, int]:

@@ -38,6 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     RealBroker.may_start = item.get_closest_marker("broker") is not None
+    RealBroker.may_fork = item.get_closest_marker("torture") is None
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+
+from tests.support import forked_broker
 
 READY = re.compile(r"^ready: amqp=(\S+) http=(\S+) metrics=(\S+)")
 # On a crowded machine; nobody waits longer than it takes.
@@ -34,6 +36,9 @@ COMMAND = ("shardmq.supervisor",)
 REMOTE_COMMAND = ("tests.support.remote_broker",)
 
 
+Process = subprocess.Popen[str] | forked_broker.Forked
+
+
 class Address(NamedTuple):
     """Where clients reach a broker, and who may log in; the password is the same word."""
 
@@ -50,6 +55,7 @@ class RealBroker:
     """
 
     may_start = True  # false while a test runs that is not marked `broker`
+    may_fork = True  # false while a test of the torture run runs
 
     def __init__(
         self,
@@ -64,12 +70,14 @@ class RealBroker:
         host: str = "127.0.0.1",
         user: str = "guest",
         prefix: tuple[str, ...] = (),
+        forked: bool = True,
     ) -> None:
         """Start a broker; `environment` is added to the environment of this process.
 
         With `remote_shards` its shards are reached by TCP, as if they were on another node. `host`
         is where clients reach it, and `user` who they are. The command of its supervisor comes
-        behind `prefix`.
+        behind `prefix`. Without `forked` each process is started by a command, not by a fork
+        (tests/support/forked_broker.py), as are those of another command than `shardctl start`.
         """
         self.host, self.user = host, user
         self._prefix = prefix
@@ -78,6 +86,13 @@ class RealBroker:
         if remote_shards or (os.environ.get(REMOTE) and command == COMMAND):
             command = REMOTE_COMMAND
         self._command = command
+        self._forked = (
+            forked
+            and self.may_fork
+            and command == COMMAND
+            and not prefix
+            and forked_broker.may_fork(environment or {})
+        )
         if os.environ.get(COMBINED):
             front_doors = 0
         self.combined = front_doors == 0  # with a front door, its shard dies, too
@@ -90,22 +105,26 @@ class RealBroker:
     def start(self) -> None:
         assert self.may_start, "mark the test: @pytest.mark.broker"
         self.log_path = self.data_dir.with_name(self.data_dir.name + ".log")
-        command = [*self._prefix, sys.executable, "-m", *self._command]
-        command += ["--data-dir", str(self.data_dir)]
-        ports = ["--amqp-port", str(self._port), "--http-port", "0", "--metrics-port", "0"]
+        arguments = ["--data-dir", str(self.data_dir), "--amqp-port", str(self._port)]
+        arguments += ["--http-port", "0", "--metrics-port", "0", *self._arguments]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *ports, *self._arguments],
-                cwd=SOURCE,
-                env=self._environment,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
+            self.process = self._started(arguments, log)
         self.amqp, self.http, self.metrics = self._wait_for_ready()
         self._port = int(self.amqp.rpartition(":")[2])
         threading.Thread(target=self._drain_output, args=(self.process,), daemon=True).start()
+
+    def _started(self, arguments: list[str], log: IO[bytes]) -> Process:
+        if self._forked:
+            return forked_broker.template.start(arguments, self._environment, log)
+        return subprocess.Popen(
+            [*self._prefix, sys.executable, "-m", *self._command, *arguments],
+            cwd=SOURCE,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
 
     def _wait_for_ready(self) -> tuple[str, str, str]:
         assert self.process.stdout is not None
@@ -121,7 +140,7 @@ class RealBroker:
         raise AssertionError(f"the broker did not get ready:\n{self.log_tail()}")
 
     @staticmethod
-    def _drain_output(process: subprocess.Popen[str]) -> None:
+    def _drain_output(process: Process) -> None:
         assert process.stdout is not None
         for _ in process.stdout:
             pass
