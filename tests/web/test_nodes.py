@@ -101,7 +101,7 @@ COPIES: dict[str, Any] = {
 
 @pytest.fixture
 def visit(browser: Browser, broker: RealBroker) -> Iterator[Visit]:
-    with Visit(browser, broker) as made:
+    with Visit(browser, broker, asks_often=False) as made:
 
         def answer(route: Any) -> None:
             real = route.fetch()
@@ -189,7 +189,7 @@ def test_views_of_nodes_fit_the_screen_and_shut_nobody_out_in_both_themes(visit:
 def test_without_a_cluster_there_are_no_nodes_in_the_menu(
     browser: Browser, broker: RealBroker
 ) -> None:
-    with Visit(browser, broker) as visit:
+    with Visit(browser, broker, asks_often=False) as visit:
         page = visit.log_in()
         titled(page, "Overview")
         menu = page.get_by_role("navigation", name="Main")

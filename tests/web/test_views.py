@@ -152,7 +152,7 @@ def test_each_view_fits_all_screens_and_shuts_nobody_out_in_both_themes(
 ) -> None:
     wait_until(lambda: bool(named(broker, LONG)), "the connection to be listed")
     (connected,) = named(broker, LONG)
-    with Visit(browser, broker) as visit:
+    with Visit(browser, broker, asks_often=False) as visit:
         visit.context.add_init_script(BIG_NUMBERS)
         page = visit.log_in()
         titled(page, "Overview")
@@ -179,7 +179,7 @@ DIALOGS = (
 
 def test_dialogs_fit_a_phone_and_shut_nobody_out(browser: Browser, broker: RealBroker) -> None:
     size = {"width": WIDTHS[-1], "height": HEIGHT}
-    with Visit(browser, broker, viewport=size) as visit:
+    with Visit(browser, broker, asks_often=False, viewport=size) as visit:
         page = visit.log_in()
         titled(page, "Overview")
         page.evaluate(AXE.read_text())
@@ -200,7 +200,7 @@ def test_dialogs_fit_a_phone_and_shut_nobody_out(browser: Browser, broker: RealB
 def test_the_look_at_a_view_finds_what_is_wrong_with_it(
     browser: Browser, broker: RealBroker
 ) -> None:
-    with Visit(browser, broker) as visit:
+    with Visit(browser, broker, asks_often=False) as visit:
         visit.context.add_init_script(BIG_NUMBERS)
         page = visit.log_in()
         titled(page, "Overview")

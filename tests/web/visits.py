@@ -62,10 +62,18 @@ class Visit:
     fails says what the page showed.
     """
 
-    def __init__(self, browser: Browser, broker: RealBroker, **how: Any) -> None:
+    def __init__(
+        self, browser: Browser, broker: RealBroker, *, asks_often: bool = True, **how: Any
+    ) -> None:
+        """Open a page. Without `asks_often` it asks anew each 5 s, as it does for its users.
+
+        Then the time of the processor is left to what looks at the page. `how` is for the context
+        of the browser.
+        """
         self.root = f"http://{broker.http}"
         self.context = browser.new_context(**{"viewport": WIDE, **how})
-        self.context.add_init_script(ASK_OFTEN)
+        if asks_often:
+            self.context.add_init_script(ASK_OFTEN)
         self.page = self.context.new_page()
         self.page.set_default_timeout(WAIT_MS)
         self.asked: list[str] = []
