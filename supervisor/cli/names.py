@@ -22,6 +22,12 @@ from shardmq.supervisor.cli.passwords import password_in
 WAIT_S_MAX = 1.0
 ROWS_MAX = 500  # The rows that the HTTP API gives in one page.
 WITHOUT_PAGES = ("vhosts", "users", "streams")
+# As the broker has them; a completion does not load its modules.
+QUEUE_TYPES = ("classic", "quorum", "stream")
+EXCHANGE_TYPES = (
+    "direct", "fanout", "topic", "headers", "x-consistent-hash", "x-modulus-hash",
+    "x-local-random", "x-random", "x-delayed-message", "x-recent-history",
+)  # fmt: skip
 
 
 def offered(context: typer.Context, incomplete: str, kind: str, in_vhost: bool) -> list[str]:
@@ -98,6 +104,16 @@ def complete_contexts(incomplete: str) -> list[str]:
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(typer.Exit):
         return [name for name in read()["contexts"] if name.startswith(incomplete)]
     return []
+
+
+def complete_queue_types(incomplete: str) -> list[str]:
+    """Offer the types of queues."""
+    return [name for name in QUEUE_TYPES if name.startswith(incomplete)]
+
+
+def complete_exchange_types(incomplete: str) -> list[str]:
+    """Offer the types of exchanges."""
+    return [name for name in EXCHANGE_TYPES if name.startswith(incomplete)]
 
 
 def complete_columns(context: typer.Context, incomplete: str) -> list[str]:

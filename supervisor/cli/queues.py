@@ -17,7 +17,9 @@ from shardmq.supervisor.cli.names import (
     Queue,
     Stream,
     Vhost,
+    complete_exchange_types,
     complete_exchanges,
+    complete_queue_types,
     complete_queues,
 )
 from shardmq.supervisor.cli.streams import partitions_of
@@ -194,7 +196,11 @@ def create_queue(
     durable: bool = typer.Option(True, help="Keep it over a restart."),
     auto_delete: bool = typer.Option(False, help="Delete it with its last consumer."),
     queue_type: str | None = typer.Option(
-        None, "--queue-type", "--type", help=QUEUE["x-queue-type"]
+        None,
+        "--queue-type",
+        "--type",
+        help=QUEUE["x-queue-type"],
+        autocompletion=complete_queue_types,
     ),
     expires: int | None = typer.Option(None, help=QUEUE["x-expires"]),
     max_length: int | None = typer.Option(None, help=QUEUE["x-max-length"]),
@@ -250,7 +256,9 @@ def create_exchange(
     type: Annotated[
         str,
         typer.Argument(
-            metavar="TYPE", help="direct, fanout, topic, headers, x-consistent-hash ..."
+            metavar="TYPE",
+            help="direct, fanout, topic, headers, x-consistent-hash ...",
+            autocompletion=complete_exchange_types,
         ),
     ],
     name: Name,

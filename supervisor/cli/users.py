@@ -23,7 +23,13 @@ from shardmq.supervisor.cli.api import (
     fail,
     http_url,
 )
-from shardmq.supervisor.cli.names import Columns, Username, Vhost, VhostName
+from shardmq.supervisor.cli.names import (
+    Columns,
+    Username,
+    Vhost,
+    VhostName,
+    complete_queue_types,
+)
 from shardmq.supervisor.cli.passwords import given_or_asked
 from shardmq.supervisor.cli.queues import listed
 
@@ -55,7 +61,10 @@ Description = Annotated[str | None, typer.Option(help="A text for people.")]
 VhostTags = Annotated[str | None, typer.Option(help="Comma separated.")]
 QueueType = Annotated[
     str | None,
-    typer.Option(help="Type of queues that are declared without one: classic, quorum ..."),
+    typer.Option(
+        help="Type of queues that are declared without one: classic, quorum ...",
+        autocompletion=complete_queue_types,
+    ),
 ]
 VhostReplicas = Annotated[
     int | None,

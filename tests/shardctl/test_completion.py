@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from shardmq.broker.model.arguments import QUEUE_TYPES
+from shardmq.broker.routing.types import FEDERATION_UPSTREAM, TYPES
+from shardmq.supervisor.cli import names as offered_names
 from shardmq.supervisor.cli.app import app
 from tests.support.brokers import Api
 from tests.support.real_broker import SOURCE, RealBroker
@@ -89,6 +92,16 @@ def test_commands_options_and_columns_are_offered(complete: Complete) -> None:
     assert complete("get --js") == ["--json"]
     assert complete("list_queues name messages_r") == ["messages_ready"]
     assert "join_cluster" not in complete("")
+
+
+def test_types_are_offered_and_are_those_of_the_broker(tmp_path: Path) -> None:
+    nowhere = {"SHARDMQ_DATA_DIR": str(tmp_path)}
+    assert completed("create_queue q --queue-type q", nowhere) == ["quorum"]
+    assert completed("add_vhost v --default-queue-type c", nowhere) == ["classic"]
+    assert completed("create_exchange fa", nowhere) == ["fanout"]
+    # Exchanges of the type that is left out are made by links of federation.
+    assert {*offered_names.EXCHANGE_TYPES} == {*TYPES} - {FEDERATION_UPSTREAM}
+    assert {*offered_names.QUEUE_TYPES} == QUEUE_TYPES
 
 
 def test_contexts_are_offered(complete: Complete) -> None:
