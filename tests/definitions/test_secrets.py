@@ -306,6 +306,7 @@ def test_random_histories_of_keys_lose_nothing(history: list[tuple[list[str], bo
         (f"{ONE}\n".encode() * (key_ring.KEYS_MAX + 1), "it may have 100"),
         (b"#" * (key_ring.FILE_BYTES_MAX + 1), "more than 65536 bytes"),
     ],
+    ids=["none", "empty", "comment", "word", "cut", "bytes", "many", "long"],
 )
 def test_a_bad_file_of_keys_is_named(tmp_path: Path, content: bytes | None, why: str) -> None:
     path = tmp_path / "keys"
