@@ -70,7 +70,10 @@ def _create(file: Path, data: bytes, like: os.stat_result | None = None) -> None
 
 
 def _put_first(file: Path, key: bytes) -> None:
-    """Replace a file by one with a key more; who is cut off leaves the old one or the new one."""
+    """Replace a file by one that begins with the key.
+
+    After a crash either the old file or the new one is there.
+    """
     file = file.resolve()
     fresh = file.with_name(f"{file.name}.new")
     old = file.read_bytes()

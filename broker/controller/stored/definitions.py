@@ -157,8 +157,6 @@ class Definitions:
         path = self._files[SECRET].path
         if self._is_stale:
             self._dirty.add(SECRET)
-            said = "encrypted by the first key now" if self.keys.encrypts else "no longer encrypted"
-            log.info("%s: its secrets are %s", path, said)
         if self._unread:
             log.warning(
                 "%s: no key in secrets.key_file for the secrets of %s; they stay encrypted, and "
@@ -456,6 +454,8 @@ class Definitions:
             else:
                 self._dirty.discard(name)
                 self._promised.pop(name, None)
+                if name == SECRET and self._is_stale:
+                    self._say_that_secrets_are_fresh()
         if rewrite is not None:
             try:
                 rewrite()
@@ -466,6 +466,11 @@ class Definitions:
                 self._rewrite = True
         if syncs:
             self._log.sync()
+
+    def _say_that_secrets_are_fresh(self) -> None:
+        self._is_stale = False
+        said = "encrypted by the first key now" if self.keys.encrypts else "no longer encrypted"
+        log.info("%s: its secrets are %s", self._files[SECRET].path, said)
 
     def copy_job(self, catalog: Catalog, directory: Path) -> Callable[[], None]:
         """Encode all definitions, and return what writes them to another directory, in any thread.

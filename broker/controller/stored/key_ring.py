@@ -92,7 +92,7 @@ class KeyRing:
         return self.opened(put).put
 
     def sealed(self, put: ParameterPut) -> ParameterPut:
-        """Return a parameter as a file has it."""
+        """Return a parameter as a file has it: with its secrets encrypted, if there is a key."""
         return self._sealed(put, {})
 
     def sealed_all(self, puts: Iterable[ParameterPut]) -> list[ParameterPut]:

@@ -191,9 +191,8 @@ class ReplacedFile:
     def erase(self) -> None:
         """Overwrite the content that was replaced, if it is to be erased.
 
-        A start does it again, because a crash may have come before. The zeros take the blocks of
-        the old content: without a sync, those of a file that is made shorter would stay as they
-        were.
+        A start does it again, because a crash may have come before. The zeros are synced: the
+        blocks of a file that is made shorter before that would go back as they were.
         """
         if not self._erases:
             return
@@ -201,6 +200,7 @@ class ReplacedFile:
             handle = self._files.open(self._spare)
             try:
                 self._files.write(handle, bytes(size), 0)
+                self._files.sync(handle)
             except OSError as error:
                 if not is_full(error):
                     raise
