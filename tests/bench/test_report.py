@@ -77,7 +77,7 @@ def test_a_figure_of_several_runs_has_its_range() -> None:
 
 
 def test_a_node_of_a_cluster_is_judged_turn_by_turn() -> None:
-    """What slows a whole turn down says nothing of a node."""
+    """A load that slows a whole turn down says nothing of a node."""
     speeds = [1.0, 0.5, 2.0, 1.1, 0.9, 0.3, 0.7]
     node, alone = broker(per_cpu_s=0.9), broker(per_cpu_s=1.1)
     node["runs"] = [{"per_cpu_s": speed * 0.98} for speed in speeds]

@@ -33,7 +33,7 @@ CANARY_BETWEEN_S: Final = (14.0,)
 
 
 class Canary(NamedTuple):
-    """How the nodes are broken on purpose, and what shows it."""
+    """A way to break nodes on purpose, and the faults that show it."""
 
     name: str
     patch: str
@@ -121,7 +121,7 @@ def test_a_cluster_keeps_its_promises_through_some_rounds_of_faults(
 def test_a_cluster_that_is_broken_on_purpose_is_caught(
     canary: Canary, tmp_path: Path, request: pytest.FixtureRequest, etcd_program: str
 ) -> None:
-    """What was confirmed is lost, or what was acknowledged comes again, whichever is seen first."""
+    """The ledger sees lost messages, or acknowledged ones that come again, whichever is first."""
     (tmp_path / PATCH_NAME).write_text(canary.patch)
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     broken = started(

@@ -248,7 +248,7 @@ KEYS = st.lists(st.sampled_from([ONE, TWO, THREE]), max_size=3, unique=True)
 
 @dataclass
 class Model:
-    """What each secret is encrypted by, None for a plain one."""
+    """A model of a file: the key of each secret, None for a plain one."""
 
     plain: dict[str, str]
     by: dict[str, str | None]

@@ -49,7 +49,7 @@ FROZEN_S: Final = 0.4  # of each half second: what a slow disk needs for a sync
 
 
 class Fault(NamedTuple):
-    """What is said of a fault, the fault itself, and what no other fault may touch meanwhile."""
+    """A fault with its line for the log; `touches` names what no other may touch meanwhile."""
 
     said: str
     act: Callable[[], None]

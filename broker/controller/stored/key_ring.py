@@ -11,7 +11,7 @@ import logging
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,9 +20,6 @@ from shardmq.broker.model.encrypted import ENCRYPTED, is_encrypted
 from shardmq.broker.model.secret_values import replaced
 from shardmq.broker.shared.config import ConfigError
 
-if TYPE_CHECKING:
-    from cryptography.fernet import Fernet  # a broker without keys does without
-
 KEYS_MAX: Final = 100
 FILE_BYTES_MAX: Final = 64 << 10
 SETTING: Final = "secrets.key_file"
@@ -30,6 +27,14 @@ SETTING: Final = "secrets.key_file"
 log = logging.getLogger(__name__)
 
 Place = tuple[str, str, str, str]  # of a token: vhost, component, name and the secret itself
+
+
+class Cipher(Protocol):
+    """One key. `cryptography.fernet.Fernet` is one; a broker without keys does not load it."""
+
+    def encrypt(self, data: bytes) -> bytes: ...
+
+    def decrypt(self, token: bytes | str) -> bytes: ...
 
 
 class Opened(NamedTuple):
@@ -52,7 +57,7 @@ class KeyRing:
     """
 
     def __init__(self, keys: Sequence[str] = (), *, encrypts: bool = True) -> None:
-        self._fernets: list[Fernet] = []
+        self._fernets: Sequence[Cipher] = ()
         if keys:
             from cryptography.fernet import Fernet
 
