@@ -119,7 +119,8 @@ class Links:
         """
         if wait_ms and self._inbox_told and self._inbox_speaks():
             wait_ms = 0
-        if wait_ms and self._sessions is not None and self._sessions.speaks():
+        sessions = self._sessions
+        if wait_ms and sessions is not None and sessions.may_speak and sessions.speaks():
             wait_ms = 0
         if wait_ms and self._shard.short_way.is_on and self._shard.ready:
             look = self._look_again if self._spin.is_on and self._readers else None
@@ -144,7 +145,8 @@ class Links:
         """
         if self._inbox_told and self._inbox_speaks():
             return False
-        if self._sessions is not None and self._sessions.speaks():
+        sessions = self._sessions
+        if sessions is not None and sessions.may_speak and sessions.speaks():
             return False
         for lane in self._heard.values():
             if not lane.sleep():
@@ -201,10 +203,11 @@ class Links:
         if by_zmq:
             self._send_last_words()
         taken += by_zmq
-        if self._sessions is not None:
-            taken += self._receive_by_sessions(self._sessions, now, most)
-            if self._sessions.has_ended:
-                self._end_sessions(self._sessions, now)
+        sessions = self._sessions
+        if sessions is not None and sessions.may_speak:
+            taken += self._receive_by_sessions(sessions, now, most)
+            if sessions.has_ended:
+                self._end_sessions(sessions, now)
         self._came = taken > 0
         return taken
 

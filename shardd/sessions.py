@@ -53,8 +53,9 @@ REFUSED = (
 class Sessions:
     """The sessions of one shard.
 
-    `fds` are watched in `poll`; `hear` is told of them. The thread that watches the disk sends,
-    too, so the socket is used under a lock.
+    `fds` are watched in `poll`; `hear` is told of them. While `may_speak` is false, there is
+    nothing to take in. The thread that watches the disk sends, too, so the socket is used under a
+    lock.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Sessions:
         self._over: list[str] = []  # sessions that have ended
         self._versions: dict[str, int] = {}  # of sessions that speak another one than this process
         self._lock = threading.Lock()
-        self._may_speak = True
+        self.may_speak = True  # a plain attribute, because the loop asks in each pass
         # Needed in a cluster only, and brings asyncio.
         from zmq.auth.thread import ThreadAuthenticator
 
@@ -96,7 +97,8 @@ class Sessions:
         # The descriptor of a socket reports events only after the socket was found empty once.
         self._look()
         made.bind(address)
-        # Rung when a send has used up the change that the descriptor of the socket would report.
+        # Rung when a send has used up the change that the descriptor of the socket would report, or
+        # has met a session that is gone.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._monitor_fd = self._monitor.fileno()
         self.fds = (made.fileno(), self._monitor_fd, self._bell)
@@ -122,7 +124,7 @@ class Sessions:
 
     def hear(self, fd: int) -> None:
         """Note that one of `fds` is readable."""
-        self._may_speak = True
+        self.may_speak = True
         if fd == self._bell:
             os.eventfd_read(self._bell)
         elif fd == self._monitor_fd:
@@ -133,10 +135,12 @@ class Sessions:
         return bool(self._over) or self._has_message()
 
     def _has_message(self) -> bool:
-        if self._may_speak:
-            with self._lock:
-                self._may_speak = bool(self._socket.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # the value of this option is an int
-        return self._may_speak
+        if not self.may_speak:
+            return False
+        with self._lock:
+            has_message = bool(self._socket.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # the value of this option is an int
+            self.may_speak = has_message or bool(self._over)
+        return has_message
 
     def take(self) -> tuple[str, bytes] | None:
         """Return the next message behind the name of its session; None if there is none."""
@@ -205,8 +209,8 @@ class Sessions:
                     raise
                 self.dropped += 1
                 self._over.append(name)
-            speaks = self._socket.get(zmq.EVENTS) & READABLE  # type: ignore[operator] # the value of this option is an int
-        if speaks and not self._may_speak:
+            speaks = self._over or self._socket.get(zmq.EVENTS) & READABLE  # type: ignore[operator] # the value of this option is an int
+        if speaks and not self.may_speak:
             os.eventfd_write(self._bell, 1)
 
 
