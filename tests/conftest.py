@@ -10,6 +10,7 @@ import functools
 import logging
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import typer.testing
@@ -51,7 +52,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # A client that cannot connect is what many tests expect, and no fault of the broker.
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     if config.option.seed is None:
-        config.option.seed = random.SystemRandom().randrange(1 << 32)
+        of_whole_run = getattr(config, "workerinput", {}).get("seed")
+        config.option.seed = of_whole_run or random.SystemRandom().randrange(1, 1 << 32)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give each worker of a parallel run the seed that is printed."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

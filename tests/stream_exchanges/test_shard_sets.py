@@ -20,6 +20,7 @@ from shardmq.broker.model.changes import (
     ACTIVE,
     DRAINING,
     KEPT,
+    OPEN,
     AnyChange,
     BindingPut,
     ParameterDelete,
@@ -60,7 +61,9 @@ class World:
         return self.catalog.vhosts["/"]
 
     def ask(self, request: Any) -> Decision:
-        before, there = self.vhost.policies, set(self.vhost.queues)
+        before = self.vhost.policies
+        # The carrier tells the shards that these hold back.
+        there = {queue.name for queue in self.vhost.queues.values() if hold_of(queue) == OPEN}
         decision = self.decisions.decide(request, "")
         self._apply(decision.changes)
         more = self.decisions.reshape(decision, before)
