@@ -67,3 +67,21 @@ def test_definitions_with_many_queues_come_in_within_seconds(api: Api, vhost: st
     api("POST", "definitions", {"queues": queues})
     assert time.monotonic() - began < 60
     assert len(api("GET", f"queues/{vhost}?columns=name")) == 3000
+
+
+@pytest.mark.row("G1.28")
+def test_who_imports_a_new_vhost_may_use_it_unless_the_document_says_otherwise(api: Api) -> None:
+    names = ["imported-open", "imported-closed", "imported-before"]
+    api("PUT", f"vhosts/{names[2]}", {})
+    api("DELETE", f"permissions/{names[2]}/guest")
+    closed = {"user": "guest", "vhost": names[1], "configure": "", "write": "", "read": "^x"}
+    document = {"vhosts": [{"name": name} for name in names], "permissions": [closed]}
+    try:
+        api("POST", "definitions", document)
+        found = {
+            row["vhost"]: row["read"] for row in api("GET", "permissions") if row["vhost"] in names
+        }
+        assert found == {names[0]: ".*", names[1]: "^x"}
+    finally:
+        for name in names:
+            api("DELETE", f"vhosts/{name}")

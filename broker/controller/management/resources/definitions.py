@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,8 +38,9 @@ from shardmq.broker.controller.management.responses.schemas import DOCUMENT
 from shardmq.broker.controller.node_facts import product_version
 from shardmq.broker.controller.policies import USER_LIMITS
 from shardmq.broker.controller.stored import imported
+from shardmq.broker.controller.stored.imported import Ask
 from shardmq.broker.model.catalog import PREDECLARED, Catalog, Vhost
-from shardmq.broker.model.changes import GLOBAL, BindingPut, ParameterPut
+from shardmq.broker.model.changes import GLOBAL, BindingPut, ParameterPut, PermissionPut, VhostPut
 from shardmq.broker.model.checks import Refusal, is_hidden_queue
 from shardmq.broker.model.policies import POLICY
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION
@@ -208,15 +209,36 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
         for start in range(0, len(stage), REQUESTS_MAX):
             part = stage[start : start + REQUESTS_MAX]
             asks = [ask for ask in part if imported.needed(ask, call.catalog)]
-            answers = await asyncio.gather(
-                *(call.authority.ask(ask, asked_at=call.via) for ask in asks)
-            )
-            for ask, answer in zip(asks, answers, strict=True):
-                if answer.code:
-                    raise ApiError(*refusal_status(answer.code), imported.refused(ask, answer.text))
+            rights = _rights_in_new_vhosts(call, asks)
+            await _carry_out(call, asks)
+            await _carry_out(call, rights)
             progress.done += len(part)
     most = call.authority.most_copies
     return without_effect.sentences((ask for stage in stages for ask in stage), most)
+
+
+async def _carry_out(call: Call, asks: Sequence[Ask]) -> None:
+    """Have the authority carry out requests that do not need each other, or raise ApiError."""
+    answers = await asyncio.gather(*(call.authority.ask(ask, asked_at=call.via) for ask in asks))
+    for ask, answer in zip(asks, answers, strict=True):
+        if answer.code:
+            raise ApiError(*refusal_status(answer.code), imported.refused(ask, answer.text))
+
+
+def _rights_in_new_vhosts(call: Call, asks: list[Ask]) -> list[PermissionPut]:
+    """Return the rights of the importing user in the vhosts that these requests make.
+
+    As in RabbitMQ a user may use the vhosts it makes. The permissions of the document come in a
+    later stage, so they win. shardctl is no user.
+    """
+    if call.is_local:
+        return []
+    made = (
+        ask.name
+        for ask in asks
+        if isinstance(ask, VhostPut) and ask.name not in call.catalog.vhosts
+    )
+    return [PermissionPut(name, call.user.name, ".*", ".*", ".*") for name in made]
 
 
 async def _document(call: Call) -> bytes:
