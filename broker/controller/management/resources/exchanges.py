@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import starmap
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove
 # RabbitMQ's words for users: of its own exchanges, and of those whose user it has not stored. The
 # catalog stores no users of exchanges.
 INTERNAL_USER, UNKNOWN_USER = "rmq-internal", "unknown"
+BY_NAME = attrgetter("name")
 
 
 class ExchangeBody(msgspec.Struct):
@@ -91,7 +93,11 @@ def _exchange(call: Call) -> ExchangePut:
 
 async def get_all(call: Call) -> Listing:
     """List exchanges, of all vhosts or of the one in the path."""
-    found = [(vhost, exchange) for vhost in call.vhosts() for exchange in vhost.exchanges.values()]
+    found = [
+        (vhost, exchange)
+        for vhost in sorted(call.vhosts(), key=BY_NAME)
+        for exchange in sorted(vhost.exchanges.values(), key=BY_NAME)
+    ]
     return Listing(await _rows(call, found))
 
 

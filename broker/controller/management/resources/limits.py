@@ -6,7 +6,7 @@ from typing import Any
 
 from shardmq.broker.controller.management.api_error import bad_request, not_found
 from shardmq.broker.controller.management.call import Call, Route, long_list, with_keys
-from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.management.responses.listing import Listing, by_name
 from shardmq.broker.controller.management.responses.schemas import INTEGER, object_of
 from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS, check_limit
 from shardmq.broker.model.changes import ParameterDelete, ParameterPut
@@ -56,7 +56,7 @@ async def get_vhosts(call: Call) -> Listing:
         limits = limits_of(call.catalog.parameters.get((vhost.name, VHOST_LIMITS, VHOST_PARAMETER)))
         if limits:
             rows.append({"vhost": vhost.name, "value": limits})
-    return Listing(rows)
+    return by_name(rows)
 
 
 async def put_vhost(call: Call) -> None:
@@ -88,7 +88,7 @@ async def get_users(call: Call) -> Listing:
     rows = [
         {"user": user, "value": limits} for user in wanted if (limits := user_limits(call, user))
     ]
-    return Listing(rows)
+    return by_name(rows)
 
 
 async def put_user(call: Call) -> None:

@@ -15,7 +15,7 @@ from shardmq.broker.controller.management.call import (
 )
 from shardmq.broker.controller.management.cluster_id import global_parameters, identity
 from shardmq.broker.controller.management.resources import federation, shovels
-from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.management.responses.listing import Listing, by_name
 from shardmq.broker.controller.management.responses.schemas import object_of
 from shardmq.broker.model.changes import GLOBAL, ParameterDelete, ParameterPut
 from shardmq.broker.model.federation import UPSTREAM, UPSTREAM_SET
@@ -38,7 +38,7 @@ async def get_all(call: Call) -> Listing:
     seen = {vhost.name for vhost in call.vhosts()}
     puts = [put for put in call.catalog.parameters.values() if put.vhost in seen]
     wanted = (put.component == component if component else put.component != POLICY for put in puts)
-    return Listing([row(put) for put, is_wanted in zip(puts, wanted, strict=True) if is_wanted])
+    return by_name(row(put) for put, is_wanted in zip(puts, wanted, strict=True) if is_wanted)
 
 
 def _parameter(call: Call) -> ParameterPut:
@@ -80,9 +80,8 @@ async def delete(call: Call) -> None:
 
 async def get_globals(call: Call) -> Listing:
     """List global parameters."""
-    return Listing(
-        [global_row(put) for put in global_parameters(call.catalog, identity(call.context.config))]
-    )
+    puts = global_parameters(call.catalog, identity(call.context.config))
+    return by_name(map(global_row, puts))
 
 
 def _global(call: Call) -> ParameterPut:

@@ -13,7 +13,7 @@ from shardmq.broker.controller.management.call import (
     put_status,
     with_keys,
 )
-from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.management.responses.listing import Listing, by_name
 from shardmq.broker.model.changes import ParameterDelete, ParameterPut
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
 from shardmq.supervisor.nearest import did_you_mean
@@ -58,9 +58,7 @@ def _routes(path: str, component: str, changes_tag: str, body: str) -> list[Rout
         """List policies, of all vhosts or of the one in the path."""
         seen = {vhost.name for vhost in call.vhosts()}
         puts = call.catalog.parameters.values()
-        return Listing(
-            [row(put) for put in puts if put.component == component and put.vhost in seen]
-        )
+        return by_name(row(put) for put in puts if put.component == component and put.vhost in seen)
 
     async def get(call: Call) -> dict[str, Any]:
         """Show a policy."""

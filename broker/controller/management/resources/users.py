@@ -19,7 +19,7 @@ from shardmq.broker.controller.management.call import (
     put_status,
 )
 from shardmq.broker.controller.management.resources.limits import limits_of
-from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.management.responses.listing import Listing, by_name
 from shardmq.broker.controller.policies import USER_LIMITS
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
@@ -90,7 +90,7 @@ def _of_path(call: Call, rows: Iterable[dict[str, Any]]) -> Listing:
         wanted["user"] = _user(call).name
     if "vhost" in parts:
         wanted["vhost"] = call.vhost().name
-    return Listing([row for row in rows if wanted.items() <= row.items()])
+    return by_name(row for row in rows if wanted.items() <= row.items())
 
 
 async def whoami(call: Call) -> dict[str, Any]:
@@ -100,14 +100,14 @@ async def whoami(call: Call) -> dict[str, Any]:
 
 async def get_all(call: Call) -> Listing:
     """List all users."""
-    return Listing([row(user, call.catalog) for user in call.catalog.users.values()])
+    return by_name(row(user, call.catalog) for user in call.catalog.users.values())
 
 
 async def without_permissions(call: Call) -> Listing:
     """List the users without permissions in any vhost."""
     known = {user for _, user in call.catalog.permissions.puts}
-    return Listing(
-        [row(user, call.catalog) for user in call.catalog.users.values() if user.name not in known]
+    return by_name(
+        row(user, call.catalog) for user in call.catalog.users.values() if user.name not in known
     )
 
 
@@ -209,7 +209,7 @@ async def get_topic_permission(call: Call) -> Listing:
     rows, exchange = _topic_permissions(call), call.request.match_info.get("exchange")
     if not rows:
         raise not_found()
-    return Listing([row for row in rows if exchange in (None, row["exchange"])])
+    return by_name(row for row in rows if exchange in (None, row["exchange"]))
 
 
 async def put_topic_permission(call: Call) -> Any:

@@ -18,7 +18,7 @@ from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.metrics.time_range import Asked
 from shardmq.broker.controller.management.resources.users import get_permissions, tags_of
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
-from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.management.responses.listing import Listing, by_name
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import PermissionPut, VhostDelete, VhostPut
 from shardmq.cluster.replicas import REPLICAS_MAX
@@ -96,7 +96,7 @@ async def get_all(call: Call) -> Listing:
     found = list(call.visible_vhosts())
     if wanted is not None:
         time_range.check_samples(wanted, VHOST, len(found))
-    return Listing([await row(context, vhost, stats, work, wanted) for vhost in found])
+    return by_name([await row(context, vhost, stats, work, wanted) for vhost in found])
 
 
 async def get(call: Call) -> dict[str, Any]:

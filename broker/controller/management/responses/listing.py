@@ -47,6 +47,16 @@ class Listing:
     searched: Sequence[str] = ("name",)
 
 
+# Columns by which RabbitMQ sorts lists where the query names none; rows without `name` are
+# permissions and limits.
+NAMES = ("vhost", "name", "user", "exchange")
+
+
+def by_name(rows: Iterable[Row]) -> Listing:
+    """Return a listing of few rows in the order of their vhosts and names."""
+    return Listing(sorted(rows, key=lambda row: [row.get(column, "") for column in NAMES]))
+
+
 @dataclass(slots=True)
 class LazyListing(Generic[T]):
     """Things with a `name` and a `vhost` whose full rows need numbers of other processes.
