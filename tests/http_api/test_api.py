@@ -322,7 +322,50 @@ async def test_bindings_are_named_by_key_and_arguments(made: Api) -> None:
     location = urljoin("/api/bindings/%2F/e/e/e/amq.fanout", made.headers["Location"])
     assert (await made.get(location))["destination_type"] == "exchange"
     await made.call("POST", "/api/bindings/%2F/e/e/e/amq.fanout/", {"routing_key": "a b"})
-    assert made.headers["Location"] == "a%2520b"
+    assert made.headers["Location"] == "a%2Bb"
+
+
+@pytest.mark.row("G1.18", "G4.6")
+@pytest.mark.parametrize("arguments", [{}, {"n": 1}], ids=["plain", "with-arguments"])
+async def test_keys_of_bindings_are_quoted_as_rabbitmq_quotes_them(
+    made: Api, arguments: dict[str, Any]
+) -> None:
+    place, odd = "/api/bindings/%2F/e/e/q/q", "a/b c~%+é"
+    as_rabbitmq = "a%2Fb+c%7E%25%2B%C3%A9"
+    body = {"routing_key": odd, "arguments": arguments}
+    assert (await made.call("POST", place, body))[0] == 201
+    location = urljoin(place, made.headers["Location"])
+    (row,) = [row for row in await made.get(place) if row["routing_key"] == odd]
+    key = row["properties_key"]
+    assert key == as_rabbitmq or (arguments and key.startswith(f"{as_rabbitmq}~"))
+    tail = key[len(as_rabbitmq) :]
+    # As the list has it; with the space as %20; the routing key itself, quoted once and twice.
+    once = quote(odd, safe="").replace("~", "%7E")
+    names = [quote(key, safe="~"), f"a%252Fb%2520c%257E%2525%252B%25C3%25A9{tail}", f"{once}{tail}"]
+    for name in [*names, location.removeprefix(f"{place}/"), f"{quote(once, safe='')}{tail}"]:
+        assert await made.get(f"{place}/{name}") == row, name
+    assert (await made.call("DELETE", f"{place}/{names[0]}"))[0] == 204
+    assert (await made.call("GET", f"{place}/{names[0]}"))[0] == 404
+
+
+@pytest.mark.row("G1.17")
+@pytest.mark.parametrize(
+    ("ends", "missing"),
+    [
+        ("e/q/none", "queue 'none'"),
+        ("none/q/q", "exchange 'none'"),
+        ("e/e/none", "exchange 'none'"),
+    ],
+    ids=["queue", "source", "destination"],
+)
+async def test_a_binding_without_an_end_is_refused_with_its_name(
+    made: Api, ends: str, missing: str
+) -> None:
+    status, found = await made.call("POST", f"/api/bindings/%2F/e/{ends}", {"routing_key": "k"})
+    assert (status, found) == (
+        404,
+        {"error": "not_found", "reason": f"no {missing} in vhost '/'"},
+    )
 
 
 @pytest.mark.row("G1.13")

@@ -44,7 +44,7 @@ ZIPPED: Final = ("gzip", "x-gzip", "deflate")
 ANY_HEADER: Final = zlib.MAX_WBITS | 32  # of gzip or of zlib
 # The HTTP status and error for the reply codes of the authority.
 AMQP_STATUS: Final = {
-    404: (404, "Object Not Found"),
+    404: (404, "not_found"),  # of a thing that a request needs; a path to nothing is another
     403: (401, "not_authorised"),
     412: (412, "precondition_failed"),
     507: (507, "insufficient_storage"),

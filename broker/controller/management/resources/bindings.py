@@ -1,8 +1,9 @@
 """/api/bindings, and the bindings of one queue or exchange.
 
 The `properties_key` of a binding is its name among the bindings of the same source and
-destination: "~", the quoted routing key, or the routing key with a hash of the arguments. The
-implied bindings of the default exchange are shown, too.
+destination: "~", the quoted routing key, or the quoted routing key, "~" and a hash of the
+arguments. As in RabbitMQ a space is quoted as "+", and "~" as "%7E". The implied bindings of the
+default exchange are shown, too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus, unquote
 
 import msgspec
 from aiohttp import web
@@ -35,8 +36,12 @@ class BindingBody(msgspec.Struct):
     arguments: Arguments = {}
 
 
+def quoted(routing_key: str) -> str:
+    return quote_plus(routing_key).replace("~", "%7E")
+
+
 def properties_key(routing_key: str, arguments: dict[str, Any]) -> str:
-    key = quote(routing_key, safe="")
+    key = quoted(routing_key)
     if arguments:
         return f"{key}~{hash64(_encoder.encode(arguments)):016x}"
     return key or "~"
@@ -120,11 +125,12 @@ def _between(call: Call) -> list[BindingPut]:
 
 def _binding(call: Call) -> BindingPut:
     given = call.part("properties")
-    # The key is quoted already, and some clients quote it once more.
-    wanted = {given, quote(given, safe="~")}
-    for binding in _between(call):
-        if properties_key(binding.routing_key, binding.arguments) in wanted:
-            return binding
+    found = {properties_key(b.routing_key, b.arguments): b for b in _between(call)}
+    # Some clients make the key of a routing key, and quote it once, or quote a space as "%20".
+    routing_key, tilde, of_arguments = given.rpartition("~")
+    for key in (given, quoted(unquote(given)), quoted(unquote(routing_key)) + tilde + of_arguments):
+        if key in found:
+            return found[key]
     raise not_found()
 
 
@@ -144,8 +150,7 @@ async def post(call: Call) -> web.Response:
     body = await call.body(BindingBody)
     arguments = table_of(body.arguments)
     bind = Bind(vhost.name, source, kind, destination, body.routing_key, arguments)
-    call.must(bind)  # first: without the right to bind one does not learn whether they exist
-    _ends(call)
+    # Without the right to bind one does not learn whether the ends exist.
     await call.ask(bind)
     key = properties_key(body.routing_key, arguments)
     # Relative to the path of the call, as in RabbitMQ, since a proxy may change that path.
