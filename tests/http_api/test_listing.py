@@ -250,3 +250,36 @@ async def test_what_cannot_be_a_page_is_400(query: dict[str, str]) -> None:
     with pytest.raises(ApiError) as refused:
         await whole(lazy([Thing("a", "q", 1)]), query)
     assert refused.value.status == 400
+
+
+@pytest.mark.row("G1.11")
+@pytest.mark.parametrize(
+    ("query", "error", "reason"),
+    [
+        (
+            "page=4&page_size=3",
+            "page_out_of_range",
+            "Page out of range, page: 4 page size: 3, len: 7",
+        ),
+        ("page=0&page_size=3", "invalid_pagination_parameters", "page number 0, page size 3"),
+        ("page=-1", "invalid_pagination_parameters", "page number -1, page size undefined"),
+        ("page=1&page_size=0", "invalid_pagination_parameters", "page number 1, page size 0"),
+        ("page=1&page_size=501", "invalid_pagination_parameters", "page number 1, page size 501"),
+    ],
+    ids=["behind-the-last", "zeroth", "negative", "no-rows", "too-many-rows"],
+)
+async def test_pages_that_cannot_be_are_refused_in_rabbitmqs_words(
+    query: str, error: str, reason: str
+) -> None:
+    rows = [{"vhost": "/", "name": f"q{number}"} for number in range(7)]
+    with pytest.raises(ApiError) as refused:
+        await whole(Listing(rows), dict(part.split("=") for part in query.split("&")))
+    said = reason if reason.startswith("Page") else f"Invalid pagination parameters: {reason}"
+    assert (refused.value.status, refused.value.error, refused.value.reason) == (400, error, said)
+
+
+@pytest.mark.row("G1.11")
+async def test_the_first_page_of_nothing_is_none_of_no_pages() -> None:
+    page = await whole(Listing([{"name": "q"}]), {"page": "1", "name": "none"})
+    assert (page["page"], page["page_count"], page["items"]) == (1, 0, [])
+    assert (page["filtered_count"], page["total_count"]) == (0, 1)

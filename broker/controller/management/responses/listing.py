@@ -186,8 +186,10 @@ async def _page(
     work: SlicedWork,
 ) -> Row:
     page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_ROWS)
-    if not 1 <= size <= PAGE_ROWS_MAX:
-        raise bad_request(f"page_size: 1 to {PAGE_ROWS_MAX}")
+    if page < 1 or not 1 <= size <= PAGE_ROWS_MAX:
+        given = query.get("page_size", "undefined")
+        reason = f"Invalid pagination parameters: page number {page}, page size {given}"
+        raise ApiError(400, "invalid_pagination_parameters", reason)
     if lazy.in_order is not None and wanted is _any and not query.get("sort"):
         known = lazy.in_order()
         total = found = len(known)
@@ -222,11 +224,10 @@ async def _page(
 
 
 def _page_count(found: int, page: int, size: int) -> int:
-    count = max(1, -(-found // size))
-    if not 1 <= page <= count:
-        raise ApiError(
-            400, "page_out_of_range", f"page out of range, page: {page} page size: {size}"
-        )
+    count = -(-found // size)
+    if page > max(1, count):
+        reason = f"Page out of range, page: {page} page size: {size}, len: {found}"
+        raise ApiError(400, "page_out_of_range", reason)
     return count
 
 
