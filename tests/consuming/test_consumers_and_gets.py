@@ -121,6 +121,29 @@ def test_a_single_consumer_is_active_and_the_next_takes_over(client: RawClient, 
     assert delivered(client)[0].consumer_tag == "b"
 
 
+@pytest.mark.row("A6.6", "G4.5")
+def test_the_api_says_which_consumer_is_active(client: RawClient, api: Api, name: str) -> None:
+    for queue, arguments in ((name, {"x-single-active-consumer": True}), (f"{name}-all", {})):
+        declare(client, queue, arguments=arguments)
+        for tag in ("a", "b"):
+            tag = f"{queue} {tag}"
+            client.ask(1, Basic.Consume(queue=queue, consumer_tag=tag), Basic.ConsumeOk)
+    found: dict[str, tuple[bool, str]] = {}
+
+    def are_listed() -> bool:
+        rows = [row for row in api("/api/consumers/%2F") if row["consumer_tag"].startswith(name)]
+        found.update((row["consumer_tag"], (row["active"], row["activity_status"])) for row in rows)
+        return len(found) == 4
+
+    wait_until(are_listed, "the consumers are not listed")
+    assert found == {
+        f"{name} a": (True, "single_active"),
+        f"{name} b": (False, "waiting"),
+        f"{name}-all a": (True, "up"),
+        f"{name}-all b": (True, "up"),
+    }
+
+
 @pytest.mark.row("A6.15")
 def test_a_message_for_a_waiting_consumer_is_never_ready_in_between(
     client: RawClient, name: str

@@ -12,6 +12,7 @@ from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics.stats import Stats, lag, reader_key
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.model.permissions import shown_user
 from shardmq.broker.shared.control import ConnectionInfo
@@ -20,6 +21,8 @@ from shardmq.shardd.wire.messages import ConsumerStats
 CHANNEL_MAX = 65535
 # The columns in which ?name= is searched for: a consumer has no name.
 SEARCHED = ("consumer_tag", "queue.name", "channel_details.name")
+
+SINGLE_ACTIVE = "x-single-active-consumer"
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ def rows(
             "exclusive": consumer.exclusive,
             "prefetch_count": consumer.prefetch,
             "active": consumer.active,
-            "activity_status": "up" if consumer.active else "waiting",
+            "activity_status": _activity(queue, consumer),
             "priority": consumer.priority,
             # Other arguments are not kept: only the priority matters to other consumers.
             "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
@@ -62,6 +65,13 @@ def rows(
                 else {"offset": reader.offset, "offset_lag": lag(stats, reader)}
             ),
         }
+
+
+def _activity(queue: QueuePut, consumer: ConsumerStats) -> str:
+    """Return RabbitMQ's word for whether a consumer may be given messages."""
+    if not consumer.active:
+        return "waiting"
+    return "single_active" if queue.arguments.get(SINGLE_ACTIVE) is True else "up"
 
 
 def _channel(context: Context, info: ConnectionInfo | None, number: int) -> dict[str, Any]:

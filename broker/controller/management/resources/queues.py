@@ -45,7 +45,6 @@ from shardmq.broker.shared.rights import Configure, Read
 from shardmq.shardd.wire.messages import QueueStats
 
 MIRROR_ACTIONS = frozenset(("sync", "cancel_sync"))
-SINGLE_ACTIVE = "x-single-active-consumer"
 
 
 class QueueBody(msgspec.Struct):
@@ -141,7 +140,7 @@ def moving_shown(queue: QueuePut, moving: Moving, context: Context) -> dict[str,
 
 def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
     shown, known = plain(queue, context), stats.queue(queue)
-    is_single = queue.arguments.get(SINGLE_ACTIVE) is True
+    is_single = queue.arguments.get(consumers.SINGLE_ACTIVE) is True
     shown["single_active_consumer_tag"] = stats.active.get(queue.id, "") if is_single else None
     shown["exclusive_consumer_tag"] = stats.exclusive.get(queue.id)
     if known is None:
