@@ -114,6 +114,9 @@ def exchange_fault(type: str, arguments: Arguments) -> str:
         if name in arguments and (
             not isinstance(value, int) or _is_no_number(value) or not 0 < value <= NUMBER_MAX
         ):
+            if name == LENGTH:
+                shown = f'<<"{value}">>' if isinstance(value, str) else value
+                return f"Invalid argument {shown}, '{name}' must be a positive integer"
             return f"invalid arg '{name}': must be a positive integer"
     return ""
 

@@ -222,7 +222,12 @@ REFUSALS: list[tuple[str, base.Frame, int, str]] = [
      "PRECONDITION_FAILED - only one of x-head, x-tail, x-from, x-from-time can be asked for"),
     ("B1.11", Exchange.Declare(exchange="new-NAME", exchange_type="x-recent-history",
                                arguments={"x-recent-history-length": 0}), 406,
-     "PRECONDITION_FAILED - invalid arg 'x-recent-history-length': must be a positive integer"),
+     "PRECONDITION_FAILED - Invalid argument 0, 'x-recent-history-length' must be a positive "
+     "integer"),
+    ("B1.11", Exchange.Declare(exchange="new-NAME", exchange_type="x-recent-history",
+                               arguments={"x-recent-history-length": "a"}), 406,
+     "PRECONDITION_FAILED - Invalid argument <<\"a\">>, 'x-recent-history-length' must be a "
+     "positive integer"),
 ]  # fmt: skip
 
 
