@@ -1007,3 +1007,31 @@ async def test_shards_are_planned_changed_and_shown(api: Api) -> None:
         assert (await api.call("PUT", path, {"number": bad}))[0] == 400
     assert (await api.call("GET", "/api/exchanges/%2F/amq.topic/shards"))[0] == 400
     assert (await api.call("GET", "/api/exchanges/%2F/nobody/shards"))[0] == 404
+
+
+@pytest.mark.row("G1.21", "G1.22", "G3.2")
+@pytest.mark.parametrize(
+    ("method", "path", "body", "missing"),
+    [
+        ("PUT", "permissions/%2F/nobody", {"configure": "", "write": ""}, "{key_missing,read}"),
+        (
+            "PUT",
+            "permissions/%2F/nobody",
+            {},
+            "{key_missing,configure},{key_missing,write},{key_missing,read}",
+        ),
+        (
+            "PUT",
+            "topic-permissions/%2F/nobody",
+            {"write": "", "read": ""},
+            "{key_missing,exchange}",
+        ),
+        ("POST", "users/bulk-delete", {}, "{key_missing,users}"),
+    ],
+    ids=["one-permission", "all-permissions", "topic-permission", "users"],
+)
+async def test_all_keys_that_a_body_lacks_are_named_in_rabbitmqs_words(
+    made: Api, method: str, path: str, body: dict[str, Any], missing: str
+) -> None:
+    status, found = await made.call(method, f"/api/{path}", body)
+    assert (status, found) == (400, {"error": "bad_request", "reason": f"[{missing}]"})

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import orjson
 from aiohttp import web
+from msgspec.structs import fields
 from multidict import MultiMapping
 
 from shardmq.broker.controller import without_effect
@@ -210,6 +211,8 @@ class Call:
             value = msgspec.json.decode(raw or b"{}")
             if fault := tables.fault_in(value, key_bytes_max=BODY_BYTES_MAX):
                 raise bad_request(fault)
+            if isinstance(value, dict):
+                with_keys(value, *_required_keys(type))
             return msgspec.convert(value, type=type, strict=False, str_keys=True)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise bad_request(str(error)) from None
@@ -319,6 +322,13 @@ def with_keys(body: dict[str, Any], *keys: str) -> dict[str, Any]:
     if missing:
         raise bad_request(key_missing(missing))
     return body
+
+
+def _required_keys(type: Any) -> list[str]:
+    """Return the keys that an object of this type must have."""
+    if not hasattr(type, "__struct_fields__"):
+        return []
+    return [field.encode_name for field in fields(type) if field.required]
 
 
 Handler = Callable[[Call], Awaitable[Any]]
