@@ -307,7 +307,8 @@ class _Reader:
         try:
             return self.data[start:end].decode()
         except UnicodeDecodeError:
-            raise _syntax_error("a short string that is not UTF-8") from None
+            # RabbitMQ's text, for methods with its code; it takes any bytes for a key of a table.
+            raise ConnectionException(self.code, "Malformed UTF-8 in shortstr") from None
 
     def long_string(self) -> str | bytes:
         """Return a long string, as bytes when it is no text."""

@@ -139,6 +139,12 @@ def test_tune_ok_outside_of_what_was_offered_is_refused(
             "type 1, all octets = <<>>: {frame_too_large,131073,131064}",
         ),
         (b"\x01\0\x01\0\0\0\x04\0\x32\0\x0a\xce", 501, "a field ends behind its frame or table"),
+        (
+            # queue.declare with a name of two bytes that are no text
+            b"\x01\0\x01\0\0\0\x0e\0\x32\0\x0a\0\0\x02\xff\xfe\0\0\0\0\0\xce",
+            501,
+            "Malformed UTF-8 in shortstr",
+        ),
         (b"\x08\0\0\0\0\0\0\xcd", 501, "type 8, all octets = <<>>: {invalid_frame_end_marker,205}"),
         (method(1, commands.Basic.Publish(immediate=True)), 540, "immediate=true"),
     ],
