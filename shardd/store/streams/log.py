@@ -172,7 +172,7 @@ class StreamLog:
                 self._segments.seal()
                 self._sync_now()
                 if state.has_directory:
-                    self.positions.close()
+                    self.positions.save()
         except OSError as error:
             raise state.named(error) from error
         finally:
@@ -220,27 +220,33 @@ class StreamLog:
         raised, no message of the batch was appended.
         """
         self._state.check_usable()
-        segments, first = self._segments, self.next_offset
-        packer = self._cache.packer
+        first, packer = self.next_offset, self._cache.packer
         data, rows = packer.pack(records, first, filters)
-        if not rows:
-            return first
+        if rows:
+            self._put(data, rows, first + packer.messages)
+        return first
+
+    def _put(self, data: bytearray, rows: array[int], next_offset: int) -> None:
+        """Append chunks, drawn as `Packer.pack` returns them, whose last message is below an offset.
+
+        When an error is raised, no message of them was appended.
+        """
+        segments = self._segments
         pieces = segments.cut(len(data), rows, self.segment_bytes)
         segments.make_room(pieces, self.segment_bytes)
         try:
             for piece in pieces:
                 segments.place(piece, data, rows, alone=len(pieces) == 1)
-            self.next_offset = first + packer.messages
+            self._appended_messages += next_offset - self.next_offset
+            self.next_offset = next_offset
             assert segments.open is not None
-            segments.open.end = self.next_offset
+            segments.open.end = next_offset
             if segments.open.used - segments.open.flushed > PENDING_BYTES_MAX:
                 segments.write_out(segments.open)
         except Exception as error:
             raise self._state.fail(error) from error
-        self._appended_messages += packer.messages
         self._appended_bytes += len(data)
-        self.producers.appended(len(records))
-        return first
+        self.producers.appended(len(data))
 
     # -- retention ---------------------------------------------------------------------------------
 
@@ -290,14 +296,23 @@ class StreamLog:
         The name of a new, empty segment keeps the next offset. When the disk has no room for that
         segment, the messages stay.
         """
+        return self._begin_anew(self.next_offset)
+
+    def _begin_anew(self, offset: int) -> bool:
+        """Delete all messages, and go on at an offset that is not below `next_offset`.
+
+        Return whether all were deleted. Without room on the disk the messages stay.
+        """
         self._state.check_usable()
         assert self._state.job is None, "a sync is running"
         segments, begun = self._segments, True
         try:
             self._flush()
-            if segments.open is None or segments.open.used > HEADER_BYTES:
+            last = segments.open
+            if last is None or last.used > HEADER_BYTES or last.first != offset:
                 segments.seal()
-                begun = segments.begin_empty(self.next_offset, self.segment_bytes)
+                begun = segments.begin_empty(offset, self.segment_bytes)
+                self.next_offset = offset if begun else self.next_offset
             self._sync_now()
         except Exception as error:
             raise self._state.fail(error) from error
@@ -305,7 +320,7 @@ class StreamLog:
             if not self._let_go(segment):
                 break
         self._tell()
-        return self.first_offset == self.next_offset
+        return self.first_offset == self.next_offset == offset
 
     def _let_go(self, segment: StreamSegment) -> bool:
         """Delete a segment if the producers file covers it; return whether it was deleted."""

@@ -119,7 +119,7 @@ class Positions:
         self._unsynced = self._renamed = False
         return paths, renamed
 
-    def close(self) -> None:
+    def save(self) -> None:
         """Write all changes and make them last."""
         self.flush()
         if self.sync and self.end:

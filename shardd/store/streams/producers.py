@@ -58,12 +58,19 @@ class StreamProducers:
         Records that do not name the queue are left out. Raises DiskFull or OSError when the
         producers file cannot be created.
         """
+        self.prepare(committed_offset)
+        return self.table.screen(records, {}, queue_id)
+
+    def prepare(self, committed_offset: int) -> None:
+        """Make the file, if there is none, and room in the table; before messages are appended.
+
+        Raises DiskFull or OSError when the file cannot be created.
+        """
         if not self.in_use:
             # Messages that are not committed can be lost, and their offsets be used again.
             self._begin(committed_offset)
         if len(self.table) >= PRODUCERS_MAX:
             self.table.sweep(self.table.heard_before(2))
-        return self.table.screen(records, {}, queue_id)
 
     def _begin(self, committed_offset: int) -> None:
         cover = self.cover(committed_offset)
