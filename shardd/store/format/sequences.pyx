@@ -419,6 +419,18 @@ cdef class Sequences:
         finally:
             free(out.data)
 
+    def all_places(self) -> bytes:
+        """Return all places, for another table; `take_changes` returns what it would have."""
+        cdef Grown out
+        cdef uint32_t i
+        memset(&out, 0, sizeof(Grown))
+        try:
+            for i in range(self.count):
+                self.add_place(&out, i)
+            return PyBytes_FromStringAndSize(<char*>out.data, out.used)
+        finally:
+            free(out.data)
+
     cdef int add_place(self, Grown *out, uint32_t index) except -1:
         cdef Place *place = &self.places[index]
         cdef uint8_t *p
@@ -435,7 +447,7 @@ cdef class Sequences:
         return 0
 
     def add(self, bytes places not None) -> None:
-        """Add places that `take_changes` has returned in another life.
+        """Add places that `take_changes` has returned in another life, or `all_places` elsewhere.
 
         Raise ValueError if one is not whole.
         """

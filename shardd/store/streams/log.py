@@ -30,6 +30,7 @@ from shardmq.shardd.store.format.producers_file import NAME as PRODUCERS
 from shardmq.shardd.store.format.sequences import Screened
 from shardmq.shardd.store.state import StoreState
 from shardmq.shardd.store.streams import recovery as stream_recovery
+from shardmq.shardd.store.streams.copies import LogCopies
 from shardmq.shardd.store.streams.positions import NAME, NEW_NAME, Positions
 from shardmq.shardd.store.streams.producers import StreamProducers
 from shardmq.shardd.store.streams.reading import (
@@ -97,6 +98,7 @@ class StreamLog:
         self.positions = Positions(files, directory, sync)
         self.producers = StreamProducers(files, directory, sync)
         self.known_damage = KnownDamage()
+        self.copies = LogCopies(self, self._state, self._segments, self._cache)
         self.next_offset = 0
         self.committed_offset = 0
         # The first offset of the last committed chunk, which may have been deleted since.
@@ -144,7 +146,7 @@ class StreamLog:
             return
         if self.first_offset > offset:
             # No message below the first offset is left to read: write a file that covers all.
-            self._cover()
+            self.cover()
             return
         for segment in self._segments.all:
             if segment.end <= offset:
@@ -179,7 +181,7 @@ class StreamLog:
             state.stage = "closed"
             self._segments.release()
         if clean and self.producers.in_use and self.producers.covered_to < self.next_offset:
-            self._cover()
+            self.cover()
 
     def delete_all(self) -> None:
         """Delete the files of the stream, and the directory if nothing else is in it."""
@@ -223,11 +225,11 @@ class StreamLog:
         first, packer = self.next_offset, self._cache.packer
         data, rows = packer.pack(records, first, filters)
         if rows:
-            self._put(data, rows, first + packer.messages)
+            self.append_chunks(data, rows, first + packer.messages)
         return first
 
-    def _put(self, data: bytearray, rows: array[int], next_offset: int) -> None:
-        """Append chunks, drawn as `Packer.pack` returns them, whose last message is below an offset.
+    def append_chunks(self, data: bytearray, rows: array[int], next_offset: int) -> None:
+        """Append chunks as `Packer.pack` returns them, with the messages up to `next_offset`.
 
         When an error is raised, no message of them was appended.
         """
@@ -290,19 +292,14 @@ class StreamLog:
             self._tell()
         return gone
 
-    def truncate(self) -> bool:
+    def truncate(self, offset: int | None = None, newest_before: int = 0) -> bool:
         """Delete all messages; offsets go on from `next_offset`. Return whether all were deleted.
 
         The name of a new, empty segment keeps the next offset. When the disk has no room for that
-        segment, the messages stay.
+        segment, the messages stay. With an `offset`, which is not below `next_offset`, offsets go
+        on there, behind messages with timestamps up to `newest_before`.
         """
-        return self._begin_anew(self.next_offset)
-
-    def _begin_anew(self, offset: int) -> bool:
-        """Delete all messages, and go on at an offset that is not below `next_offset`.
-
-        Return whether all were deleted. Without room on the disk the messages stay.
-        """
+        offset = self.next_offset if offset is None else offset
         self._state.check_usable()
         assert self._state.job is None, "a sync is running"
         segments, begun = self._segments, True
@@ -311,7 +308,7 @@ class StreamLog:
             last = segments.open
             if last is None or last.used > HEADER_BYTES or last.first != offset:
                 segments.seal()
-                begun = segments.begin_empty(offset, self.segment_bytes)
+                begun = segments.begin_empty(offset, self.segment_bytes, newest_before)
                 self.next_offset = offset if begun else self.next_offset
             self._sync_now()
         except Exception as error:
@@ -327,7 +324,7 @@ class StreamLog:
         if self.producers.in_use and segment.end > self.producers.covered_to:
             if self._state.job is not None or self.committed_offset != self.next_offset:
                 return False  # the next call of `retain` tries again
-            self._cover()
+            self.cover()
             if segment.end > self.producers.covered_to:
                 return False
         return self._segments.let_go(segment)
@@ -414,12 +411,9 @@ class StreamLog:
         if not self.sync:
             self._sync_now()
 
-    def _last_chunk(self) -> int:
-        return max(self._segments.last_chunk(), self._committed_chunk)
-
     def _sync_now(self) -> None:
         """Sync on this thread; everything appended is committed then."""
-        last_chunk = self._last_chunk()
+        last_chunk = max(self._segments.last_chunk(), self._committed_chunk)
         self._segments.sync_now()
         self.committed_offset, self._committed_chunk = self.next_offset, last_chunk
 
@@ -435,18 +429,19 @@ class StreamLog:
         self.flush()
         if not self.sync or not (segments.unsynced or segments.directory_changed):
             if self.producers.is_due:
-                self._cover()
+                self.cover()
             return None
         handles = [self._cache.handle(segment) for segment in segments.unsynced]
         held = [(segment, segment.flushed) for segment in segments.unsynced]
         cover = self.producers.cover(self.next_offset) if self.producers.is_due else None
+        last_chunk = max(segments.last_chunk(), self._committed_chunk)
         state.job = SyncJob(
             files=state.files,
             directory=self.directory,
             with_directory=segments.directory_changed,
             handles=handles,
             last_steps=[cover] if cover is not None else [],
-            noted=UnderSync(held, self.next_offset, self._last_chunk(), cover),
+            noted=UnderSync(held, self.next_offset, last_chunk, cover),
         )
         segments.unsynced = []
         segments.directory_changed = False
@@ -505,7 +500,7 @@ class StreamLog:
         """Forget the producers last heard before `heard_before`, ms; return how many they were."""
         return self.producers.table.sweep(heard_before)
 
-    def _cover(self) -> None:
+    def cover(self) -> None:
         """Write the sequences of all producers to their file now, on this thread.
 
         Call this only when everything appended is on stable storage, or with sync=False.

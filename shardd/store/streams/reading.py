@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from shardmq.shardd.store.damage import Damage
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import Files, read_file
-from shardmq.shardd.store.format.chunk import Copier, Packer, Scanner, chunk_at
+from shardmq.shardd.store.format.chunk import Copier, Packer, Scanner, chunk_at, seal
 from shardmq.shardd.store.streams.segment import (
     ENTRY_NUMBERS,
     HEADER_BYTES,
@@ -441,6 +441,39 @@ def chunks(
         if length:
             yield window, position, first, count, timestamp
         position = position + length if length else skip(cache, segment, position, report)
+
+
+def copied(
+    cache: StreamCache,
+    segment: StreamSegment,
+    offset: int,
+    limit: int,
+    bytes_max: int,
+    report: Report,
+) -> tuple[bytearray, int]:
+    """Return whole chunks of a segment, and the offset behind their last message.
+
+    The first one begins at `offset`, and each other one where the one before it ends; all end at
+    `limit` or below. As many are returned as have `bytes_max` bytes together, but at least one.
+    They are sealed for no file: with a salt of 0.
+    """
+    found = bytearray()
+    position = segment.places.get(offset) or last_not_above(cache.index(segment), offset)
+    for window, at, first, count, _ in chunks(cache, segment, position, report):
+        position = at
+        if first + count <= offset:
+            continue
+        start = at - window.start
+        stop = start + int.from_bytes(window.data[start : start + 4], "little")
+        is_more = bool(found) and len(found) + stop - start > bytes_max
+        if first != offset or first + count > limit or is_more:
+            break
+        found += window.data[start:stop]
+        offset, position = first + count, at + stop - start
+    if found:
+        segment.remember_place(offset, position)
+    seal(found, 0, len(found), 0, 0)
+    return found, offset
 
 
 def chunk_newer(

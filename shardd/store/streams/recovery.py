@@ -141,6 +141,7 @@ def _missing(files: Files, directory: str, indexed: list[int], there: list[int])
             )
         elif (
             following is not None
+            and first in there  # else it was deleted, and what followed it may have been, too
             and end < following
             and end not in indexed
             and _ends_at(files, directory, first, end)

@@ -218,7 +218,7 @@ class StreamSegments:
             self.write_out(self.open)
             self.seal()
         if before is not None:
-            segment.newest_before = segment.newest = before.newest
+            segment.newest_before = segment.newest = max(before.newest, segment.newest_before)
             segment.previous = before.timestamp
         segment.end = segment.last_chunk = segment.first
         segment.pending.append(bytearray(encode_header(segment)))
@@ -226,12 +226,13 @@ class StreamSegments:
         self.firsts.append(segment.first)
         self.open = segment
 
-    def begin_empty(self, next_offset: int, segment_bytes: int) -> bool:
+    def begin_empty(self, next_offset: int, segment_bytes: int, newest_before: int = 0) -> bool:
         """Begin an empty segment, whose file name keeps the next offset.
 
-        Return False if the disk has no room for the segment.
+        `newest_before`: there were messages with timestamps up to this. Return False if the disk
+        has no room for the segment.
         """
-        segment = StreamSegment(next_offset, 0, "")
+        segment = StreamSegment(next_offset, 0, "", newest_before, newest=newest_before)
         try:
             self.state.make_directory()
             self._create(segment, HEADER_BYTES, segment_bytes)
