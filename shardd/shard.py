@@ -38,6 +38,7 @@ from shardmq.shardd.short_way import ShortWay
 from shardmq.shardd.snapshot_requests import SnapshotRequests
 from shardmq.shardd.store.format.record import lent_runs, with_bodies
 from shardmq.shardd.stores import NoRoom, Screened, Store, StoreHome, counters_of
+from shardmq.shardd.stream_moves import StreamMoves
 from shardmq.shardd.streams import Fates
 from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.wire import codec, envelope
@@ -103,6 +104,7 @@ class Shard:
         self.membership = Membership(registry, self._consumers, pid)
         self._queue_requests = QueueRequests(registry, self._serving, self._numbers)
         self._moves = Moves(registry, self._serving, self.syncs, no_room)
+        self._stream_moves = StreamMoves(registry, self.syncs, no_room)
         self.snapshots = SnapshotRequests()
         self._no_room = no_room
         self._process_stats = process_stats
@@ -160,6 +162,10 @@ class Shard:
             m.TakeLetters: self._moves.on_take,
             m.PutLetters: self._moves.on_put,
             m.AskLetters: self._moves.on_ask,
+            m.TakeChunks: self._stream_moves.on_take_chunks,
+            m.PutChunks: self._stream_moves.on_put_chunks,
+            m.TakePlaces: self._stream_moves.on_take_places,
+            m.PutPlaces: self._stream_moves.on_put_places,
             m.Purge: requests.on_purge,
             m.DeadLettersPublished: requests.on_dead_letters_published,
             m.DedupAsk: requests.on_dedup_ask,

@@ -90,6 +90,7 @@ class Streams:
             queue = self.queues[spec.id] = StreamQueue(spec.id, store, log, retention, now)
         else:
             queue.change_retention(retention)
+        queue.is_arriving = spec.arriving
         return queue
 
     def keep_only(self, vhost: str, store: Store) -> None:

@@ -90,6 +90,24 @@ class Positions(Protocol):
     def forget(self, name: bytes) -> None: ...
 
 
+class Copies(Protocol):
+    """The copies of a log: shardd/store/streams/copies.py explains them."""
+
+    def copied_from(self, offset: int, bytes_max: int) -> Any: ...
+    def take(self, chunks: bytes, oldest: int, newest_before: int) -> None: ...
+    def take_places(self, positions: Mapping[bytes, int], producers: bytes) -> None: ...
+
+
+class ProducersTable(Protocol):
+    def all_places(self) -> bytes:
+        """Return how far each producer has come, for another stream."""
+
+
+class Producers(Protocol):
+    @property
+    def table(self) -> ProducersTable: ...
+
+
 class Stream(Protocol):
     """The log of a stream. shardd.store implements it."""
 
@@ -99,6 +117,8 @@ class Stream(Protocol):
 
     @property
     def positions(self) -> Positions: ...
+    @property
+    def producers(self) -> Producers: ...
     @property
     def first_offset(self) -> int: ...
     @property
@@ -118,6 +138,8 @@ class Stream(Protocol):
         max_messages: int | None = None,
     ) -> int: ...
     def truncate(self) -> bool: ...
+    @property
+    def copies(self) -> Copies: ...
 
     directory: str
 
@@ -216,7 +238,7 @@ class StreamQueue(Queue):
     `store` must outlive the queue. `log` is open and belongs to the queue alone.
     """
 
-    __slots__ = ("_look_at", "_turn", "log", "retention", "watched")
+    __slots__ = ("_look_at", "_turn", "is_arriving", "log", "retention", "watched")
 
     keeps_in_store = False
 
@@ -227,6 +249,8 @@ class StreamQueue(Queue):
         super().__init__(queue_id, store, UNLIMITED, durable=True, now=now)
         self.log = log
         self.retention = retention
+        # Another shard has the stream, and gives its messages to this one.
+        self.is_arriving = False
         self._look_at = 0  # the time at which retention is applied next, in ms
         self._turn = 0
         # By queue and watcher: ranges [first, behind the last) of offsets of messages that went to
@@ -362,6 +386,19 @@ class StreamQueue(Queue):
         ):
             raise ValueError(f"{PLACED_MAX} names have a position in it already")
         self.log.stream.positions.set(name, offset)
+
+    def change_positions(
+        self, positions: Mapping[bytes, int], instead_of: Mapping[bytes, int]
+    ) -> None:
+        """Set these positions, and forget other names of `instead_of`, where that still holds."""
+        stored = self.log.stream.positions
+        for name in {**instead_of, **positions}:
+            if stored.get(name) != instead_of.get(name):
+                continue
+            if name in positions:
+                stored.set(name, positions[name])
+            else:
+                stored.forget(name)
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Give each reader in turn a piece; return whether there may be more to hand out now."""

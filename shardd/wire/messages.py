@@ -62,6 +62,10 @@ STALLED = frozenset((DISK_STALLED, TOO_FEW_IN_SYNC, NODE_STALLED))
 # The code of a request that is refused because the disk has no room. It is HTTP's code: AMQP has
 # only 541, which stands for other errors too.
 NO_ROOM: Final = 507
+# The codes of a refused TakeChunks, whose docstring explains them, and of a refused PutChunks.
+GAP: Final = 410
+BEYOND: Final = 416
+ELSEWHERE: Final = 409
 # Queues in one StatsReply. The shard does no more at once, because its clients wait meanwhile.
 STATS_QUEUES_MAX = 128
 # An incarnation is the time since boot, in steps shorter than the start of a process.
@@ -147,6 +151,8 @@ class QueueSpec(msgspec.Struct, array_like=True, frozen=True):
     # The queue gives its messages to its life on another shard (TakeLetters), and lets none go by
     # itself.
     leaving: bool = False
+    # The stream is used at another shard, and is copied from there (PutChunks).
+    arriving: bool = False
 
 
 # -- a peer makes itself known, a shard answers ----------------------------------------------------
@@ -899,6 +905,93 @@ class LastLetters(Message, tag="last-letters", frozen=True):
     number: int
 
 
+class TakeChunks(Message, tag="take-chunks", frozen=True):
+    """Ask for messages of a stream that moves to another shard, from `offset` on.
+
+    The controller sends TakeChunks. The shard answers with Chunks or Refused. The code GAP says
+    that messages are lost there by damage, BEYOND that the stream ends below the offset. Nothing
+    changes at the shard.
+    """
+
+    request: int
+    queue: int
+    offset: int
+
+
+class Chunks(Message, tag="chunks", frozen=True):
+    """Answer TakeChunks with whole chunks of messages that are on stable storage.
+
+    `first` is the offset of their first message, and `behind` that behind their last one. `oldest`
+    is the first offset of the stream, `newest_before` the latest timestamp before it, and `end` the
+    offset behind the last message, whether that is on stable storage or not. `behind_bytes` is how
+    much the stream has behind these chunks.
+    """
+
+    request: int
+    first: int
+    behind: int
+    chunks: bytes
+    oldest: int
+    newest_before: int
+    end: int
+    behind_bytes: int
+
+
+class PutChunks(Message, tag="put-chunks", frozen=True):
+    """Give a stream that is `arriving` the next messages of its life on another shard.
+
+    The controller sends PutChunks. The shard answers with Done when the messages are on stable
+    storage, at once if they are, or with Refused. The code ELSEWHERE says that they do not begin
+    where the stream ends: StreamInspected says where that is. The other fields are those of Chunks.
+    A stream that has nothing from `oldest` on begins anew there.
+    """
+
+    request: int
+    queue: int
+    first: int
+    behind: int
+    chunks: bytes
+    oldest: int
+    newest_before: int
+
+
+class TakePlaces(Message, tag="take-places", frozen=True):
+    """Ask what a stream that moves to another shard knows beside its messages.
+
+    The controller sends TakePlaces. The shard answers with Places or Refused.
+    """
+
+    request: int
+    queue: int
+
+
+class Places(Message, tag="places", frozen=True):
+    """Answer TakePlaces: the positions of named consumers, and the last sequences of producers.
+
+    The sequences are drawn in sequences.pyx.
+    """
+
+    request: int
+    positions: dict[bytes, int]
+    producers: bytes
+
+
+class PutPlaces(Message, tag="put-places", frozen=True):
+    """Give a stream what its life on another shard knows beside its messages.
+
+    The controller sends PutPlaces. The shard answers with Done when it is on stable storage, or
+    with Refused. `positions` take the place of all that a stream has that is `arriving`. With
+    `instead_of`, only the positions are set that are still as this says, and a second later they
+    are on stable storage; a name that `positions` does not have is forgotten.
+    """
+
+    request: int
+    queue: int
+    positions: dict[bytes, int]
+    producers: bytes = b""
+    instead_of: dict[bytes, int] | None = None
+
+
 class Recall(Message, tag="recall", frozen=True):
     """Ask how many messages of a queue are handed out, or have them back.
 
@@ -1097,7 +1190,8 @@ Control = (
     | StoreOffset | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds
     | MarkReached | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got | Count
     | CountUnsettled | UnsettledCount | DeadLetterUpTo | TakeLetters | Letters | PutLetters
-    | AskLetters | LastLetters | Recall | Purge | DeadLetters
+    | AskLetters | LastLetters | TakeChunks | Chunks | PutChunks | TakePlaces | Places | PutPlaces
+    | Recall | Purge | DeadLetters
     | DeadLettersPublished | DedupAsk | DedupVerdicts | DedupOutcome | DedupForget | Reserve
     | Redeem | Unreserve | Snapshot | Done | Refused
 )  # fmt: skip
