@@ -7,7 +7,7 @@ from functools import partial
 from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
 from shardmq.broker.controller.pending import INTERNAL_ERROR
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import lives
+from shardmq.broker.model.changes import counted, lives
 from shardmq.broker.model.checks import NO_ROOM, Refusal, check_owner, no_queue, not_purged
 from shardmq.broker.shared.control import Answer
 from shardmq.shardd.wire import messages as wire
@@ -27,7 +27,8 @@ async def purge(catalog: Catalog, shards: ShardLinks, vhost: str, name: str) -> 
             reply = await shards.request(life.shard, partial(wire.Purge, queue=life.id))
             if isinstance(reply, wire.Refused) and reply.code == NO_ROOM:
                 raise not_purged(queue, reply.text)
-            messages += reply.messages if isinstance(reply, wire.Done) else 0
+            if isinstance(reply, wire.Done) and life in counted(queue):
+                messages += reply.messages
     except Refusal as refusal:
         return Answer(0, refusal.code, refusal.text)
     except ShardSilent as error:

@@ -22,6 +22,7 @@ from shardmq.broker.model.changes import (
     OPEN,
     PASSING,
     SHUT,
+    TO_COME,
     QueuePut,
     other_life,
 )
@@ -287,6 +288,7 @@ class ShardOrders:
                 arguments={key: value for key, value in arguments.items() if key != "x-expires"},
                 paused=True,
                 leaving=queue.moving.step in (PASSING, SHUT),
+                arriving=queue.moving.step in TO_COME,
             )
         return wire.QueueSpec(
             queue.id,

@@ -158,14 +158,17 @@ class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 # The step of a move. CHOSEN: the new life is made, and nobody uses it. BEGUN: consumers are there.
 # PASSING: messages go there. SHUT: publishers wait for a moment. CALLED_OFF: consumers are at the
-# old place again.
-BEGUN, PASSING, SHUT, CALLED_OFF, CHOSEN = range(1, 6)
+# old place again. A stream is copied while its move is CHOSEN. HELD: publishers to the stream wait
+# for a moment. ARRIVED: publishers and consumers are at the new place.
+BEGUN, PASSING, SHUT, CALLED_OFF, CHOSEN, HELD, ARRIVED = range(1, 8)
+# With these steps, the catalog names the old life, and the other one is the new life.
+TO_COME = (CHOSEN, CALLED_OFF, HELD)
 
 
 class Moving(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The other life of a queue that moves from one shard to another.
 
-    id, shard: the life that the move leaves; with CHOSEN and CALLED_OFF, the new life.
+    id, shard: the life that the move leaves; with a step of TO_COME, the new life.
     """
 
     id: int
@@ -205,9 +208,15 @@ def lives(queue: QueuePut) -> list[QueuePut]:
     return [queue] if queue.moving is None else [other_life(queue), queue]
 
 
+def counted(queue: QueuePut) -> list[QueuePut]:
+    """Return the lives that have different messages: the messages of a stream are only copied."""
+    is_copy = queue.moving is not None and queue.moving.step in (*TO_COME, ARRIVED)
+    return [queue] if is_copy else lives(queue)
+
+
 def taking(queue: QueuePut) -> QueuePut:
     """Return the life of a queue to which its messages are published."""
-    stays = queue.moving is None or queue.moving.step in (CHOSEN, CALLED_OFF)
+    stays = queue.moving is None or queue.moving.step in (*TO_COME, ARRIVED)
     return queue if stays else other_life(queue)
 
 

@@ -52,6 +52,57 @@ def refusal(cluster: RealCluster, method: str, path: str, body: Any) -> str:
     return error.value.read().decode()
 
 
+class StreamOnTheWay:
+    """A stream that is moved to a node before this is drained, and a consumer that reads on."""
+
+    def __init__(self, cluster: RealCluster, node: str) -> None:
+        self.got: list[tuple[int, bytes, bool]] = []
+        self.connection = connect(cluster.nodes[0])
+        self.channel = self.connection.channel()
+        self.channel.confirm_delivery()
+        self.channel.basic_qos(prefetch_count=20)
+        self.channel.queue_declare("stream", durable=True, arguments={"x-queue-type": "stream"})
+        self.channel.basic_consume(
+            "stream", self._take, arguments={"x-stream-offset": "first"}, consumer_tag="mine"
+        )
+        self.published = 0
+        self._publish()
+        self._cluster = cluster
+        ask(cluster.nodes[0], "POST", "queues/%2F/stream/relocation", {"node": node})
+        wait_until(lambda: self._is_on(node), "the stream at the node", MOVED_S)
+        self._publish()
+        wait_until(self._all_came, "the messages of the stream", MOVED_S)
+
+    def _is_on(self, node: str) -> bool:
+        self.connection.process_data_events(0.05)
+        row = ask(self._cluster.nodes[0], "GET", "queues/%2F/stream")
+        return "moving" not in row and row["node"] == node
+
+    def _publish(self) -> None:
+        for _ in range(MESSAGES):
+            self.channel.basic_publish("", "stream", b"%d" % self.published, PERSISTENT)
+            self.published += 1
+
+    def _take(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        offset = properties.headers["x-stream-offset"]
+        assert method.consumer_tag == "mine" and int(body) == offset
+        self.got.append((offset, body, method.redelivered))
+        channel.basic_ack(method.delivery_tag)
+
+    def _all_came(self) -> bool:
+        self.connection.process_data_events(0.05)
+        fresh = [offset for offset, _, again in self.got if not again]
+        assert fresh == list(range(len(fresh)))
+        return len(fresh) == self.published
+
+    def check_moved(self) -> None:
+        """Look whether the consumer has come along, and delete the stream."""
+        self._publish()
+        wait_until(self._all_came, "the messages of the stream", MOVED_S)
+        self.channel.queue_delete("stream")
+        self.connection.close()
+
+
 @pytest.mark.row("K9", "K13")
 def test_nodes_are_drained_evened_out_and_forgotten(cluster: RealCluster) -> None:
     names = [f"queue-{number}" for number in range(QUEUES)]
@@ -69,9 +120,11 @@ def test_nodes_are_drained_evened_out_and_forgotten(cluster: RealCluster) -> Non
 
     last = cluster.nodes[2]
     name = next(row["name"] for row in ask(last, "GET", "nodes") if row["shards"] == [2])
+    stream = StreamOnTheWay(cluster, name)
     ask(cluster.nodes[1], "PUT", f"nodes/{name}/drain")
     wait_until(lambda: ask(last, "GET", f"nodes/{name}/drain")["queues"] == 0, "drain", MOVED_S)
     assert name not in nodes_of(cluster)
+    stream.check_moved()
     channels[2].queue_declare("new", durable=True)
     assert name not in nodes_of(cluster)
     for each in names:

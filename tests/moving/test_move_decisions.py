@@ -12,15 +12,21 @@ from shardmq.broker.controller.decisions.decision import Decision
 from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.moving.spread import evened_out
 from shardmq.broker.controller.requests import MOVED, Forget, Move, MoveOn, Removal
+from shardmq.broker.front_door.publish.targets import is_shut
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
+    ARRIVED,
     BEGUN,
     CALLED_OFF,
+    CHOSEN,
+    HELD,
     PASSING,
     SHUT,
     Moving,
     QueuePut,
+    ShardOf,
     VhostPut,
+    other_life,
     taking,
 )
 from shardmq.broker.model.checks import Refusal
@@ -113,7 +119,6 @@ def test_steps_that_come_late_or_twice_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"x_queue_type": "stream"}, "it is a stream"),
         ({"x_message_deduplication": True}, "deduplication"),
     ],
 )
@@ -186,9 +191,69 @@ def test_the_fewest_queues_move_until_their_numbers_differ_by_one(seed: int) -> 
     assert len(planned) == fewest
 
 
-def test_streams_stay_where_they_are() -> None:
-    streams = [
-        QueuePut("/", f"s{n}", n, 0, arguments={"x-queue-type": "stream"}) for n in range(1, 9)
+def test_streams_move_to_even_out_and_those_of_exchanges_stay() -> None:
+    arguments = {"x-queue-type": "stream"}
+    streams = [QueuePut("/", f"s{n}", n, 0, arguments=arguments) for n in range(1, 5)]
+    parts = [
+        QueuePut("/", f"part{n}", n, 0, arguments=arguments, part=ShardOf("events", n))
+        for n in range(10, 14)
     ]
-    queues = [QueuePut("/", f"q{n}", n, 0) for n in range(10, 12)]
-    assert {each.queue.name for each in evened_out([*streams, *queues], [0, 1])} == {"q10", "q11"}
+    planned = evened_out([*streams, *parts], [0, 1])
+    assert {each.queue.name for each in planned} == {"s1", "s2", "s3", "s4"}
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def begin_stream(world: World) -> tuple[QueuePut, QueuePut]:
+    """Begin to move a stream; return its old life and its new one."""
+    old = world.declare(x_queue_type="stream")
+    world.ask(Move("/", "q", (old.shard + 1) % 3))
+    return old, other_life(world.queue())
+
+
+def test_a_stream_is_used_at_one_place_at_a_time() -> None:
+    world = World()
+    old, new = begin_stream(world)
+    for step in (HELD, CHOSEN, HELD):  # a shard was away
+        world.step(step)
+        assert lives([world.queue(), taking(world.queue())]) == lives([old, old])
+        assert is_shut(world.queue()) == (step == HELD)
+    told = world.step(ARRIVED).create
+    assert lives([world.queue(), taking(world.queue())]) == lives([new, new])
+    assert not is_shut(world.queue()) and lives(told)[0] == lives([new])[0]
+    for late in (HELD, CHOSEN, SHUT, BEGUN):
+        assert not world.step(late).changes
+    with pytest.raises(Refusal, match="messages are at its new place"):
+        world.step(CALLED_OFF)
+    assert lives(world.step(MOVED).drop) == lives([old])
+    assert world.queue().moving is None
+
+
+@pytest.mark.parametrize("step", [CHOSEN, HELD])
+def test_the_move_of_a_stream_is_called_off_until_it_has_arrived(step: int) -> None:
+    world = World()
+    old, new = begin_stream(world)
+    world.step(step)
+    world.step(CALLED_OFF)
+    assert lives([world.queue(), taking(world.queue())]) == lives([old, old])
+    assert not world.step(ARRIVED).changes
+    assert lives(world.step(MOVED).drop) == lives([new])
+
+
+@pytest.mark.parametrize("step", [CHOSEN, HELD, ARRIVED])
+def test_of_a_stream_the_life_in_use_counts_when_a_node_is_gone(step: int) -> None:
+    for which in (0, 1):
+        world = World()
+        both = begin_stream(world)
+        for each in (CHOSEN, HELD, ARRIVED):
+            world.step(each)
+            if each == step:
+                break
+        gone, left = both[which], both[1 - which]
+        decision = world.ask(Forget(frozenset((gone.shard,))))
+        if step != ARRIVED and gone is both[0]:
+            assert world.catalog.queue("/", "q") is None  # the other one does not have all
+            continue
+        assert lives([world.queue()]) == lives([left]) and world.queue().moving is None
+        assert not decision.drop

@@ -136,8 +136,6 @@ def test_what_cannot_move_is_refused_with_the_reason(
     broker: RealBroker, connection: pika.BlockingConnection, name: str
 ) -> None:
     channel = connection.channel()
-    channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
-    assert "it is a stream" in refused(broker, name, {"shard": 0})
     channel.queue_declare(f"{name}-2")
     assert "shard 7 takes no queues" in refused(broker, f"{name}-2", {"shard": 7})
     assert "no node 'nobody'" in refused(broker, f"{name}-2", {"node": "nobody"})

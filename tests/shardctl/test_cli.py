@@ -521,7 +521,7 @@ def test_queues_change_their_nodes_by_command(
     moved = {"vhost": "/", "name": "q", "from_node": "a", "from_shard": 0, "to_node": "b",
              "to_shard": 1}  # fmt: skip
     drained = {"being_drained": True, "queues": 0, "left_behind": []}
-    stuck = {"vhost": "/", "name": "s", "why": "it is a stream"}
+    stuck = {"vhost": "/", "name": "s", "why": "it is a shard queue"}
     for path, answer in {
         "/api/queues/%2F/q": {"name": "q"},
         "/api/cluster/rebalance": [moved],

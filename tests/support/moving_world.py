@@ -14,26 +14,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from shardmq.broker.controller.decisions.decisions import Decisions
-from shardmq.broker.controller.moving import mover
+from shardmq.broker.controller.moving import mover, stream_copy
 from shardmq.broker.controller.moving.mover import MoveProgress, QueueName
 from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.controller.requests import Move
 from shardmq.broker.controller.shard_orders import ShardOrders
 from shardmq.broker.controller.stored.definitions import Definitions
-from shardmq.broker.model.changes import SHUT, AnyChange, QueuePut, VhostPut, taking
+from shardmq.broker.front_door.publish.targets import is_shut
+from shardmq.broker.model.changes import AnyChange, QueuePut, VhostPut, taking
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import Answer, QueueDeclare, QueueRemove
-from shardmq.shardd import moves
+from shardmq.shardd import moves, stream_moves
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.errors import DiskFull
 from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.stores import StoreHome
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
 from shardmq.shardd.wire.lane import joined
@@ -57,6 +59,12 @@ BODY_AT = 13  # in a stored message: 8 bytes of lengths, 3 of names, 2 of proper
 
 class PromiseBroken(AssertionError):
     """What the world is played for."""
+
+
+def number_in(stored: bytes) -> int:
+    """Return the number of a message of the publisher."""
+    body = stored[BODY_AT:]
+    return int(body[: len(body) // 8])
 
 
 class Home(NoStreams):
@@ -88,7 +96,7 @@ class ShardLife:
             self.number,
             self.epoch,
             1,
-            Home(self.files),
+            self.world.home(self.files),
             no_room=(DiskFull,),  # type: ignore[arg-type]
         )
         self.batch = 0
@@ -143,12 +151,9 @@ class ShardLife:
                     self.world.confirmed.add(number)
         elif kind == m.DELIVER:
             for section in codec.read_deliveries(message):
-                _, _, consumer, first, redelivered, _, blob = section[:7]
-                bodies = [each[BODY_AT:] for each in split_messages(bytes(blob))]
-                for at, body in enumerate(bodies):
-                    number = int(body[: len(body) // 8])
-                    self.world.seen(number, redelivered)
-                    self.held.append((consumer, first + at, number))
+                _, _, consumer, first, redelivered, count, blob = section[:7]
+                seen = self.world.delivered(self, count, bytes(blob), redelivered)
+                self.held += [(consumer, first + at, each) for at, each in enumerate(seen)]
         elif kind == m.CONTROL:
             what = envelope.read_control(message)
             if (request := getattr(what, "request", None)) is not None:
@@ -189,10 +194,12 @@ class ShardLife:
 
 
 class World:
-    """The queue, its shards, and who uses it.
+    """The queue, which has these `arguments`, its shards, and who uses it.
 
     `faults` is the share of requests that go wrong. `definitions` is the kind of the definitions.
     """
+
+    arguments: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -209,7 +216,8 @@ class World:
         self.others: list[str] = []
         self.last_other = 0
         self._start_controller()
-        self._change([VhostPut("/"), QueuePut("/", "q", self.definitions.new_queue_id(), 0)])
+        new_id = self.definitions.new_queue_id()
+        self._change([VhostPut("/"), QueuePut("/", "q", new_id, 0, arguments=dict(self.arguments))])
         self.view = self._queue()  # the queue as the front door knows it
         self.consumer = self.last_consumer = 0
         self.outbox: list[tuple[int, int, int]] = []  # shard, queue id, message
@@ -227,6 +235,18 @@ class World:
         for number in range(2):
             self.shards.append(ShardLife(self, number))
         self._attach()
+
+    def home(self, files: FaultyFiles) -> StoreHome:
+        return Home(files)
+
+    def delivered(
+        self, shard: ShardLife, count: int, blob: bytes, redelivered: bool
+    ) -> Sequence[int]:
+        """Note a delivery; return what stands for each of its messages."""
+        numbers = [number_in(each) for each in split_messages(blob)]
+        for number in numbers:
+            self.seen(number, redelivered)
+        return numbers
 
     def _queue(self) -> QueuePut:
         queue = self.catalog.queue(*NAME)
@@ -261,6 +281,9 @@ class World:
                 shard.turn()
             if not held and not any(shard.held for shard in self.shards):
                 break
+        self.check_missing()
+
+    def check_missing(self) -> None:
         missing = self.confirmed - self.seen_ever
         if missing:
             raise PromiseBroken(f"never came: {sorted(missing)[:10]}")
@@ -268,7 +291,7 @@ class World:
     # -- the front door --------------------------------------------------------------------------
 
     def publish(self) -> None:
-        if self.view.moving is not None and self.view.moving.step == SHUT:
+        if is_shut(self.view):
             return
         if self.last > MESSAGES_MAX:
             return
@@ -494,12 +517,13 @@ def play(
     *,
     kills: float = 0.02,
     definitions: type[Definitions] = Definitions,
+    of: type[World] = World,
 ) -> World:
     """Move a queue twice under a load, and check all that is promised. Raises PromiseBroken."""
-    pick = random.Random(seed)
+    pick, of_streams = random.Random(seed), random.Random(seed)
 
     async def run() -> World:
-        world = World(seed, pick.choice((0.0, 0.05, 0.2)), kills, definitions)
+        world = of(seed, pick.choice((0.0, 0.05, 0.2)), kills, definitions)
         for _ in range(2):
             await world.move(kind)
         world.check_all()
@@ -515,7 +539,10 @@ def play(
         mock.patch.object(mover, "SHUT_MESSAGES", pick.choice((2, 20))),
         mock.patch.object(moves, "BATCH_MESSAGES", pick.choice((1, 4, 50))),
         mock.patch.object(moves, "BATCH_BYTES", pick.choice((100, 4000))),
+        mock.patch.object(mover, "HOLD_BYTES", of_streams.choice((100, 2000))),
+        mock.patch.object(stream_moves, "BATCH_BYTES", of_streams.choice((100, 1000, 4000))),
         mock.patch.object(mover, "asyncio", _Clockless(no_sleep)),
+        mock.patch.object(stream_copy, "asyncio", _Clockless(no_sleep)),
     ):
         return asyncio.run(run())
 

@@ -10,6 +10,13 @@ What is done in each step: `controller/moving/mover.py`.
     PASSING     the new life       the old life                SHUT
     SHUT        the new life       none: publishers wait       PASSING, MOVED
     CALLED_OFF  the old life       the old life                MOVED
+
+A stream is used at one place at a time, because only one place can give offsets:
+
+    step        consumers are at   messages are published to   may follow
+    CHOSEN      the old life       the old life                HELD, CALLED_OFF
+    HELD        the old life       none: publishers wait       CHOSEN, ARRIVED, CALLED_OFF
+    ARRIVED     the new life       the new life                MOVED
 """
 
 from __future__ import annotations
@@ -24,21 +31,25 @@ from shardmq.broker.controller.decisions.queues import removal_of
 from shardmq.broker.controller.requests import MOVED, Forget, Move, MoveOn
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import (
+    ARRIVED,
     BEGUN,
     CALLED_OFF,
     CHOSEN,
+    HELD,
     PASSING,
     SHUT,
+    TO_COME,
     Moving,
     QueuePut,
     other_life,
 )
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.shared.deduplication import DedupRule
-from shardmq.broker.shared.reading import is_stream
 
 NEXT_STEPS: Final = {
-    CHOSEN: (BEGUN, CALLED_OFF),
+    CHOSEN: (BEGUN, HELD, CALLED_OFF),
+    HELD: (CHOSEN, ARRIVED, CALLED_OFF),
+    ARRIVED: (MOVED,),
     BEGUN: (PASSING, CALLED_OFF),
     PASSING: (SHUT,),
     SHUT: (PASSING, MOVED),
@@ -67,8 +78,6 @@ def unfit(queue: QueuePut) -> str:
     """Return why a queue cannot be moved, "" if it can."""
     if queue.moving is not None:
         return "it is moving already"
-    if is_stream(queue.arguments):
-        return "it is a stream"
     if queue.part is not None:
         return f"it is a shard queue of exchange '{queue.part.exchange}'"
     if queue.arguments and DedupRule.of(queue.arguments) is not None:
@@ -101,7 +110,7 @@ def go_on(inputs: Inputs, ask: MoveOn, owner: str) -> Decision:
     if ask.step == MOVED:
         put = msgspec.structs.replace(queue, moving=None)
         return Decision([put], drop=[other_life(queue)])
-    if (step, ask.step) in ((CHOSEN, BEGUN), (BEGUN, CALLED_OFF)):  # consumers change places
+    if (step in TO_COME) != (ask.step in TO_COME):  # consumers change places
         put = msgspec.structs.replace(
             other_life(queue), moving=Moving(queue.id, queue.shard, ask.step)
         )
@@ -128,8 +137,12 @@ def forget(inputs: Inputs, ask: Forget, owner: str) -> Decision:
         is_gone = queue.shard in ask.shards
         if queue.moving is None or (is_gone and queue.moving.shard in ask.shards):
             lost += [queue] if is_gone else []
-        elif is_gone and queue.moving.step in (CHOSEN, CALLED_OFF):
-            lost.append(queue)  # the other life has nothing
+        elif is_gone and queue.moving.step in TO_COME:
+            lost.append(queue)  # the other life has nothing, or does not have all
+        elif is_gone and queue.moving.step == ARRIVED:
+            put = msgspec.structs.replace(other_life(queue), moving=None)
+            kept.changes.append(put)
+            kept.create.append(put)
         elif is_gone:
             put = msgspec.structs.replace(
                 queue,

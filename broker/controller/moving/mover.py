@@ -14,7 +14,18 @@ it:
 4. The new place takes what is published, and the old life of the queue is deleted.
 
 So no message overtakes an older one, and no shard has to know where its messages came from.
-If a shard or a front door is away in step 3, publishers are let go again, and step 2 goes on.
+
+A stream moves in another way: its messages keep their offsets, which only one place can give.
+
+0. CHOSEN. The messages are copied to the new place (stream_copy.py). The stream is used at the old
+   place.
+1. HELD. When little is left, publishers to the stream wait. When all front doors have said that
+   what they routed has arrived, the rest is copied, with the positions of consumers.
+2. ARRIVED. The new place is used. Front doors attach the consumers there, behind what clients have
+   settled. When all have left, the old life of the stream is deleted.
+
+If a shard or a front door is away while publishers wait, they are let go again, and the step
+before goes on.
 
 Only the controller moves messages. The shards drop what an earlier process of it, or one that leads
 no more, has sent.
@@ -31,19 +42,23 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.moving.stream_copy import CopyRefused, StreamCopy
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent, visit
 from shardmq.broker.controller.pending import INTERNAL_ERROR
 from shardmq.broker.controller.requests import MOVED, Move, MoveOn
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
+    ARRIVED,
     BEGUN,
     CALLED_OFF,
     CHOSEN,
+    HELD,
     PASSING,
     SHUT,
     Moving,
     QueuePut,
+    other_life,
 )
 from shardmq.broker.model.checks import PRECONDITION_FAILED
 from shardmq.broker.shared.control import Answer
@@ -60,7 +75,13 @@ ANSWER_S: Final = 5.0
 SHUT_MESSAGES: Final = 2048
 SHRINK_S: Final = 5.0
 SHRINK_TO: Final = 0.75
-AT_ONCE: Final = 4  # moves of which messages are under way
+# The same of a stream, in bytes that are left. One that does not get shorter is shut with more.
+HOLD_BYTES: Final = 1 << 20
+HOLD_BYTES_MAX: Final = 16 << 20
+# Moves of queues of which messages are under way, and batches of streams. Consumers of a queue must
+# not wait for the copy of a stream.
+AT_ONCE: Final = 4
+LEAVE_LOOK_S: Final = 0.02  # between two looks whether the consumers of a stream have left
 
 # The code of Refused for a queue whose shard knows sequences of producers.
 IN_SEQUENCE: Final = 406
@@ -71,8 +92,13 @@ STEP_NAMES: Final = {
     BEGUN: "begun",
     PASSING: "passing",
     SHUT: "shut",
+    HELD: "held",
+    ARRIVED: "arrived",
     CALLED_OFF: "called off",
 }
+
+# The step before, in which publishers do not wait.
+_LET_GO: Final = {SHUT: PASSING, HELD: CHOSEN}
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +134,8 @@ class Moves:
         self._catalog = catalog
         self._make = partial(_Move, catalog, authority, shards, front_doors)
         self._tasks: dict[QueueName, asyncio.Task[None]] = {}
-        self._some = asyncio.Semaphore(AT_ONCE)
+        self._queues = asyncio.Semaphore(AT_ONCE)
+        self._streams = asyncio.Semaphore(AT_ONCE)
 
     async def run(self) -> None:
         """Carry moves through until cancelled. Each queue has a task of its own."""
@@ -129,7 +156,10 @@ class Moves:
 
     async def _carry(self, name: QueueName, is_own: bool) -> None:
         progress = self.progress[name] = MoveProgress()
-        move = self._make(name, progress, is_own, self._some)
+        queue = self._catalog.queue(*name)
+        has_offsets = queue is not None and is_stream(queue.arguments)
+        some = self._streams if has_offsets else self._queues
+        move = self._make(name, progress, is_own, some)
         try:
             await move.run()
         except Exception:  # the next look begins it again
@@ -169,11 +199,14 @@ class _Move:
         self._is_prepared = False  # the new place knows this mover
         self._is_shut = False  # by this process
         self._letters: wire.Letters | None = None  # taken, and not known to be at the new place
+        self._copy = StreamCopy(lambda shard, make: shards.request(shard, make, ANSWER_S))
         self._steps = {
             CHOSEN: self._choose,
             BEGUN: self._begin,
             PASSING: self._pass,
             SHUT: self._end,
+            HELD: self._end_copy,
+            ARRIVED: self._leave,
             CALLED_OFF: self._call_off,
         }
 
@@ -184,13 +217,14 @@ class _Move:
             try:
                 await self._steps[moving.step](queue, moving)
                 self._progress.waits_for = ""
-            except (ShardSilent, _Away) as error:
+            except (ShardSilent, CopyRefused, _Away) as error:
                 if self._progress.waits_for != str(error):
                     log.warning("%s waits: %s", self._name, error)
                 self._progress.waits_for = str(error)
-                if moving.step == SHUT:  # publishers must not wait for that
+                if moving.step in _LET_GO:  # publishers must not wait for that
                     self._is_shut = False
-                    await self._authority.ask(MoveOn(*self._name, moving.id, PASSING))
+                    before = _LET_GO[moving.step]
+                    await self._authority.ask(MoveOn(*self._name, moving.id, before))
                 await asyncio.sleep(AGAIN_S)
 
     def _found(self) -> tuple[QueuePut, Moving] | None:
@@ -217,6 +251,9 @@ class _Move:
 
     async def _choose(self, queue: QueuePut, moving: Moving) -> None:
         await self._step(moving, CHOSEN)
+        if is_stream(queue.arguments):
+            await self._copy_stream(queue, moving)
+            return
         reply = await self._shards.request(
             queue.shard, lambda n: wire.Recall(n, queue.id), ANSWER_S
         )
@@ -293,6 +330,60 @@ class _Move:
         self._visit(queue, moving)
         log.info("%s from shard %d to %d is done", self._name, moving.shard, queue.shard)
 
+    # -- the steps of a stream -------------------------------------------------------------------
+
+    async def _copy_stream(self, queue: QueuePut, moving: Moving) -> None:
+        new, loop = other_life(queue), asyncio.get_running_loop()
+        try:
+            before, until = None, loop.time() + SHRINK_S
+            while self._is_at(moving):
+                async with self._some:
+                    self._progress.moved += await self._copy.copy_some(queue, new)
+                self._progress.left = self._copy.left
+                self._progress.waits_for = ""
+                left = self._copy.left_bytes
+                if left <= HOLD_BYTES:
+                    break
+                before = before or left
+                if loop.time() >= until:
+                    if before * SHRINK_TO < left <= HOLD_BYTES_MAX:
+                        break
+                    before, until = left, loop.time() + SHRINK_S
+        except CopyRefused as refused:
+            if refused.code not in (wire.GAP, wire.BEYOND):
+                raise
+            log.error("%s is called off: %s", self._name, refused.text)
+            await self._step(moving, CALLED_OFF)
+            return
+        await self._fence()  # a front door that does not answer must not hold publishers up
+        self._is_shut = True
+        await self._step(moving, HELD)
+
+    def _is_at(self, moving: Moving) -> bool:
+        """Return whether the move has neither been called off nor ended with its stream."""
+        found = self._found()
+        return found is not None and found[1] == moving
+
+    async def _end_copy(self, queue: QueuePut, moving: Moving) -> None:
+        if not self._is_shut:  # by the process before this one
+            raise _Away("the controller has restarted")
+        new = other_life(queue)
+        await self._fence()
+        self._progress.moved += await self._copy.copy_rest(queue, new)
+        self._progress.left = 0
+        await self._copy.copy_places(queue, new)
+        await self._step(moving, ARRIVED)
+
+    async def _leave(self, queue: QueuePut, moving: Moving) -> None:
+        old = other_life(queue)
+        await self._step(moving, ARRIVED)
+        await self._fence()  # no consumer is on its way to the old place any more
+        while (await self._ask(old.shard, lambda n: wire.Count(n, old.id))).consumers:
+            await asyncio.sleep(LEAVE_LOOK_S)
+        await self._copy.copy_last_positions(old, queue)
+        await self._step(moving, MOVED)
+        log.info("%s from shard %d to %d is done", self._name, old.shard, queue.shard)
+
     async def _call_off(self, queue: QueuePut, moving: Moving) -> None:
         await self._step(moving, CALLED_OFF)
         await self._step(moving, MOVED)
@@ -349,13 +440,15 @@ async def begin(
             if number < shards.count and not shards.shards[number].ready:
                 text = f"queue '{name}' in vhost '{vhost}' cannot be moved: shard {number} is down"
                 return Answer(0, PRECONDITION_FAILED, text)
-        if not is_stream(queue.arguments):
-            try:
-                ask = partial(wire.Recall, queue=queue.id)
-                reply = await shards.request(queue.shard, ask, ANSWER_S)
-            except ShardSilent as error:
-                return Answer(0, INTERNAL_ERROR, str(error))
-            if isinstance(reply, wire.Refused) and reply.code == IN_SEQUENCE:
-                text = f"queue '{name}' in vhost '{vhost}' cannot be moved: {IN_SEQUENCE_TEXT}"
-                return Answer(0, PRECONDITION_FAILED, text)
+        ask: Callable[[int], wire.Message] = partial(wire.Recall, queue=queue.id)
+        if is_stream(queue.arguments):
+            ask = partial(wire.TakeChunks, queue=queue.id, offset=0)
+        try:
+            reply = await shards.request(queue.shard, ask, ANSWER_S)
+        except ShardSilent as error:
+            return Answer(0, INTERNAL_ERROR, str(error))
+        if isinstance(reply, wire.Refused) and reply.code in (IN_SEQUENCE, wire.GAP):
+            why = IN_SEQUENCE_TEXT if reply.code == IN_SEQUENCE else reply.text
+            text = f"queue '{name}' in vhost '{vhost}' cannot be moved: {why}"
+            return Answer(0, PRECONDITION_FAILED, text)
     return await authority.ask(Move(vhost, name, shard))

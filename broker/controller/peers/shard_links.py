@@ -420,6 +420,9 @@ class ShardLinks:
                 | wire.UnsettledCount()
                 | wire.Letters()
                 | wire.LastLetters()
+                | wire.Chunks()
+                | wire.Places()
+                | wire.StreamInspected()
             ):
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:

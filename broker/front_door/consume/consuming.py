@@ -52,6 +52,8 @@ log = logging.getLogger("shardmq.broker.front_door.consume.consuming")
 
 # A consumer that is being attached while its queue moves follows when its client has been told.
 FOLLOW_AGAIN_S = 0.02
+# What the client of a stream's consumer holds when its stream has moved is waited for so long.
+HANDOVER_S = 0.7
 
 
 class Consuming:
@@ -298,11 +300,45 @@ class Consuming:
         moved.no_ack, moved.exclusive = consumer.no_ack, consumer.exclusive
         moved.priority, moved.affinity = consumer.priority, consumer.affinity
         moved.prefetch = consumer.prefetch
-        moved.announced = moved.attached = True
+        moved.announced = True
         channel.consumers[moved.tag] = self.consumers[moved.number] = moved
         consumer.attached = consumer.auto_delete = False
         channel.cancelled.append(consumer)
-        self._attaching.detach(consumer).add_done_callback(partial(self._left, consumer))
+        detached = self._attaching.detach(consumer)
+        detached.add_done_callback(partial(self._left, consumer))
+        if consumer.reading is None:
+            moved.attached = True
+            self._attach_moved(moved, lost)
+            return
+        # The new place gives what the client has not settled, and the old place may still give.
+        loop = asyncio.get_running_loop()
+
+        def has_left(answer: asyncio.Future[wire.Control]) -> None:
+            if not answer.cancelled():
+                answer.exception()
+                self._read_on(consumer, moved, loop.time() + HANDOVER_S, lost)
+
+        self._links.unless_away(consumer.shard, detached).add_done_callback(has_left)
+
+    def _read_on(
+        self, consumer: Consumer, moved: Consumer, until: float, lost: Callable[[int], None]
+    ) -> None:
+        """Attach a consumer of a stream where the stream is now, behind what its client settled.
+
+        What the client holds is waited for until then, because it comes again.
+        """
+        loop, place = asyncio.get_running_loop(), consumer.reading
+        if place is None or not moved.is_wanted:
+            return
+        unsettled = consumer.channel.first_unsettled(consumer, place.epoch)
+        if unsettled is not None and loop.time() < until:
+            loop.call_later(FOLLOW_AGAIN_S, self._read_on, consumer, moved, until, lost)
+            return
+        queue = self._controller.catalog.queue(moved.client.session.vhost, moved.queue_name)
+        if queue is not None:  # which may have moved again
+            moved.queue_id, moved.shard = queue.id, queue.shard
+        place.resume(unsettled)
+        consumer.reading, moved.reading, moved.attached = None, place, True
         self._attach_moved(moved, lost)
 
     def _attach_moved(self, consumer: Consumer, lost: Callable[[int], None]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shardmq.broker.model.catalog import Vhost
-from shardmq.broker.model.changes import SHUT, QueuePut, taking
+from shardmq.broker.model.changes import HELD, SHUT, QueuePut, taking
 from shardmq.broker.routing import keeping
 
 # Queue ids in one record: their count is a u16.
@@ -39,7 +39,7 @@ def existing(vhost: Vhost, names: Iterable[str]) -> list[QueuePut]:
 
 def is_shut(queue: QueuePut) -> bool:
     """Return whether publishes to the queue have to wait."""
-    return queue.moving is not None and queue.moving.step == SHUT
+    return queue.moving is not None and queue.moving.step in (SHUT, HELD)
 
 
 def are_shut(vhost: Vhost, names: Iterable[str]) -> bool:

@@ -35,7 +35,7 @@ from shardmq.broker.controller.management.responses import queue_sort_keys
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing
 from shardmq.broker.controller.moving.mover import STEP_NAMES, MoveProgress, begin
 from shardmq.broker.controller.requests import MoveOn, Pause
-from shardmq.broker.model.changes import CALLED_OFF, CHOSEN, Moving, QueuePut
+from shardmq.broker.model.changes import CALLED_OFF, TO_COME, Moving, QueuePut
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.model.copies import asked_by
 from shardmq.broker.model.policies import NOTHING, queue_arguments
@@ -124,7 +124,7 @@ def moving_shown(queue: QueuePut, moving: Moving, context: Context) -> dict[str,
     """Return how far the move of a queue is. `waits_for` says why it does not go on."""
     progress = context.moves.get((queue.vhost, queue.name)) or MoveProgress()
     old, new = moving.shard, queue.shard
-    if moving.step in (CHOSEN, CALLED_OFF):
+    if moving.step in TO_COME:
         old, new = new, old
     return {
         "step": STEP_NAMES[moving.step],
