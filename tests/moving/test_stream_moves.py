@@ -147,12 +147,13 @@ def test_what_a_stream_knows_comes_along(
         },
     )  # fmt: skip
 
-    def publish(number: int) -> None:
-        headers = {"x-producer-id": "p", "x-sequence": number}
+    def publish(number: int, producer: str = "p") -> None:
+        headers = {"x-producer-id": producer, "x-sequence": number}
         properties = pika.BasicProperties(headers=headers, timestamp=number)
         channel.basic_publish("", name, b"%d" % number * 100, properties)
 
-    for number in range(500):
+    publish(7, "whose message is gone")
+    for number in range(1, 500):
         publish(number)
     reader = Reader(
         broker, name, "named", **{OFFSET: "first", "x-stream-automatic-offset-tracking": True}
@@ -164,6 +165,7 @@ def test_what_a_stream_knows_comes_along(
     move(broker, name)
     after = all_of(broker, name, len(before))
     assert after[-1] == before[-1] and after == before[-len(after) :]
+    publish(7, "whose message is gone")
     for number in (100, 498, 499, 500):  # the first three are there, or were
         publish(number)
     more = Reader(broker, name, "named")
