@@ -182,6 +182,7 @@ class QueuePut(Change, tag="queue+", frozen=True):
     owner: the connection of an exclusive queue, as "door.incarnation.connection", else "".
     shard: the number of the shard where the queue lives.
     part: which shard queue it is, if it is one of a stream exchange.
+    born: the id that a stream had before it moved for the first time; 0: it has not moved.
     """
 
     vhost: str
@@ -195,6 +196,12 @@ class QueuePut(Change, tag="queue+", frozen=True):
     part: ShardOf | None = None
     paused: bool = False  # the queue takes messages and gives none
     moving: Moving | None = None
+    born: int = 0
+
+    @property
+    def stream_id(self) -> int:
+        """Return the id by which readers know a stream, wherever it lives."""
+        return self.born or self.id
 
 
 def other_life(queue: QueuePut) -> QueuePut:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pamqp.frame
 import pytest
@@ -21,6 +22,7 @@ from shardmq.broker.controller.stored.definitions import DEAD_RECORDS_MAX, Defin
 from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
+    ARRIVED,
     CHOSEN,
     PASSING,
     AnyChange,
@@ -96,6 +98,7 @@ def test_a_log_torn_at_any_byte_keeps_what_was_whole_before(tmp_path: Path) -> N
         ExchangePut("/", "e", "topic", arguments={"alternate-exchange": "f"}),
         QueuePut("/", "q", 1, 1),
         QueuePut("/", "moved", 7, 0, moving=Moving(6, 1, PASSING)),
+        QueuePut("/", "arrived", 9, 0, moving=Moving(8, 1, ARRIVED), born=5),
         BindingPut("/", "e", "queue", "q", "a.#", {"x": 1}),
         QueueDelete("/", "q"),
     ]
@@ -302,9 +305,11 @@ def test_frames_are_amqp_and_come_back_as_they_were(change: AnyChange) -> None:
     frame = encode_method(change)  # type: ignore[arg-type]  # definition() makes only these
     consumed, channel, _ = pamqp.frame.unmarshal(frame)
     assert (consumed, channel) == (len(frame), 0)
-    beside = (0, 0, "", None, None)
+    beside: tuple[Any, ...] = (0, 0, "", None, None, 0)
     if isinstance(change, QueuePut):
-        beside = (change.id, change.shard, change.owner, change.part, change.moving)
+        beside = (
+            change.id, change.shard, change.owner, change.part, change.moving, change.born
+        )  # fmt: skip
     assert decode_method(frame, change.vhost, *beside) == change  # type: ignore[union-attr]
 
 

@@ -230,6 +230,17 @@ def test_a_stream_is_used_at_one_place_at_a_time() -> None:
     assert world.queue().moving is None
 
 
+def test_readers_know_a_stream_by_the_same_id_wherever_it_lives() -> None:
+    world = World()
+    old, _ = begin_stream(world)
+    for _ in range(2):
+        for step in (HELD, ARRIVED, MOVED):
+            world.step(step)
+            assert world.queue().stream_id == old.id
+        world.ask(Move("/", "q", (world.queue().shard + 1) % 3))
+        assert world.queue().stream_id == old.id != world.queue().id
+
+
 @pytest.mark.parametrize("step", [CHOSEN, HELD])
 def test_the_move_of_a_stream_is_called_off_until_it_has_arrived(step: int) -> None:
     world = World()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+import urllib.error
+import urllib.request
 from typing import Any
 
 import pika
@@ -69,6 +72,21 @@ def all_of(broker: RealBroker, name: str, count: int, **arguments: Any) -> list[
     wait_until(lambda: len(reader.got) >= count, f"{count} messages", MOVED_S)
     reader.end()
     return [(offset, body) for offset, body, _, _ in reader.got]
+
+
+def rows(broker: RealBroker, name: str, start: int, stop: int) -> tuple[str, int]:
+    """Ask for rows of a stream; return the id by which readers know it, and the status."""
+    url = f"http://{broker.http}/api/streams/%2F/{name}"
+    headers = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+        known = json.loads(answer.read())["id"]
+    path = f"{url}/0/arrow?from={start}&to={stop}&id={known}"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(path, headers=headers)) as answer:
+            assert answer.read()
+            return known, answer.status
+    except urllib.error.HTTPError as error:
+        return known, error.code
 
 
 def test_clients_go_on_while_a_stream_moves_to_and_fro(
@@ -162,7 +180,10 @@ def test_what_a_stream_knows_comes_along(
     reader.end()
     before = [(offset, body) for offset, body, _, _ in reader.got]
     assert before[0][0] > 0, "retention has removed some"
+    known = rows(broker, name, 0, 2)
     move(broker, name)
+    assert rows(broker, name, 0, 2)[0] == known[0], "readers know the stream again"
+    assert rows(broker, name, 490, 500)[1] == 200
     after = all_of(broker, name, len(before))
     assert after[-1] == before[-1] and after == before[-len(after) :]
     publish(7, "whose message is gone")

@@ -96,8 +96,9 @@ def definition() -> st.SearchStrategy[c.AnyChange]:
             ARGUMENTS,
             st.one_of(st.none(), part()),
             moving=st.one_of(
-                st.none(), st.builds(c.Moving, IDS, st.integers(0, 3), st.integers(1, 4))
+                st.none(), st.builds(c.Moving, IDS, st.integers(0, 3), st.integers(1, 7))
             ),
+            born=st.one_of(st.just(0), IDS),
         ),
         st.builds(c.QueueDelete, VHOSTS, NAMES),
         st.builds(c.BindingPut, *binding),

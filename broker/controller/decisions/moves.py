@@ -112,7 +112,9 @@ def go_on(inputs: Inputs, ask: MoveOn, owner: str) -> Decision:
         return Decision([put], drop=[other_life(queue)])
     if (step in TO_COME) != (ask.step in TO_COME):  # consumers change places
         put = msgspec.structs.replace(
-            other_life(queue), moving=Moving(queue.id, queue.shard, ask.step)
+            other_life(queue),
+            moving=Moving(queue.id, queue.shard, ask.step),
+            born=queue.stream_id if ask.step == ARRIVED else queue.born,
         )
         return Decision([put], create=[put] if step == BEGUN else [put, other_life(put)])
     moving = msgspec.structs.replace(queue.moving, step=ask.step)

@@ -110,6 +110,7 @@ def decode_method(
     owner: str,
     part: ShardOf | None = None,
     moving: Moving | None = None,
+    born: int = 0,
 ) -> AnyChange:
     """Return the change that a frame makes. Raises ValueError for a frame that makes none."""
     _, _, payload_bytes, class_id, method_id = _INT.unpack_from(frame)
@@ -131,7 +132,7 @@ def decode_method(
             name, bits, arguments = read.short(), read.octet(), read.table()
             durable, auto_delete = bool(bits & DURABLE), bool(bits & BIT_3)
             paused = bool(bits & PAUSED)
-            beside = (owner, arguments, part, paused, moving)
+            beside = (owner, arguments, part, paused, moving, born)
             return QueuePut(vhost, name, queue_id, shard, durable, auto_delete, *beside)
         case (50, 40):
             return QueueDelete(vhost, read.short())

@@ -6,12 +6,14 @@ Little endian:
             u64 version | u32 last queue id | u8 n, boot id[n]
     record  u32 length of what follows the checksum | u32 crc32 of it
             u64 version | u32 queue id | u16 shard
-            u8 flags (1 = durable, 2 = part of an exchange, 4 = with cuts, 8 = moving)
+            u8 flags (1 = durable, 2 = part of an exchange, 4 = with cuts, 8 = moving,
+                16 = a stream that has moved)
             u8 n, vhost[n] | u8 n, owner[n]
             part: u8 n, exchange[n] | u8 n, binding key[n] | u8 n, state or state:held[n]
                   u16 index
             cuts: u16 n, n times u32 number | u64 offset | u8 gains
             moving: u32 queue id | u16 shard | u8 step
+            stream that has moved: u32 first queue id
             method frame
 
 The log ends at its first broken record.
@@ -47,7 +49,7 @@ MAGIC = b"SHARDDEF"
 RECORD_BYTES_MAX = 64 << 20
 BARE_RECORD_BYTES_MAX = 2048  # of a record without arguments: its fields and names
 RESUME_BYTES_MAX = 1 << 20  # how far behind a broken record a whole one is looked for
-DURABLE, PART, CUTS, MOVING = 1, 2, 4, 8
+DURABLE, PART, CUTS, MOVING, BORN = 1, 2, 4, 8, 16
 
 _HEADER: Final = struct.Struct("<8sII QI")
 HEAD_BYTES: Final = _HEADER.size + 1  # the least that a log has
@@ -60,6 +62,7 @@ _INDEX: Final = struct.Struct("<H")
 _COUNT: Final = struct.Struct("<H")
 _CUT: Final = struct.Struct("<IQ?")
 _MOVING: Final = struct.Struct("<IHB")
+_BORN: Final = struct.Struct("<I")
 
 
 class Record(NamedTuple):
@@ -87,7 +90,8 @@ def encode_record(change: Definition, version: int, durable: bool, queue: Any) -
     cuts = part.cuts if part is not None else ()
     moving = change.moving if isinstance(change, QueuePut) else None
     flags = DURABLE * durable | PART * (part is not None) | CUTS * bool(cuts)
-    flags |= MOVING * (moving is not None)
+    born = change.born if isinstance(change, QueuePut) else 0
+    flags |= MOVING * (moving is not None) | BORN * bool(born)
     record = _CHECKED.pack(version, id, shard, flags) + names
     if part is not None:
         state = f"{part.state}:{part.held}" if part.held else part.state
@@ -98,6 +102,8 @@ def encode_record(change: Definition, version: int, durable: bool, queue: Any) -
         record += b"".join(_CUT.pack(cut.number, cut.offset, cut.gains) for cut in cuts)
     if moving is not None:
         record += _MOVING.pack(moving.id, moving.shard, moving.step)
+    if born:
+        record += _BORN.pack(born)
     record += encode_method(change)
     return _CHECKSUM.pack(len(record), zlib.crc32(record)) + record
 
@@ -142,7 +148,11 @@ def records(data: bytes, at: int) -> Iterator[Record]:
         if flags & MOVING:
             moving = Moving(*_MOVING.unpack_from(data, after))
             after += _MOVING.size
-        change = decode_method(data[after:end], vhost, queue_id, shard, owner, part, moving)
+        born = 0
+        if flags & BORN:
+            (born,) = _BORN.unpack_from(data, after)
+            after += _BORN.size
+        change = decode_method(data[after:end], vhost, queue_id, shard, owner, part, moving, born)
         last_queue_id = queue_id if moving is None else max(queue_id, moving.id)
         yield Record(end, version, flags, last_queue_id, change)
         at = end

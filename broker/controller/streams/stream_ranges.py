@@ -82,7 +82,7 @@ class StreamRanges:
         """Return an id that no other stream ever has: ids of queues are never used again."""
         if self._installation is None:
             self._installation = installation_id(Path(config.data_dir))
-        return str(uuid.uuid5(self._installation, str(queue.id)))
+        return str(uuid.uuid5(self._installation, str(queue.stream_id)))
 
 
 def is_stream(queue: QueuePut) -> bool:
