@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.kill_rounds import started
 from tests.support.moving_rounds import MovingRounds
-from tests.support.moving_world import play
+from tests.support.moving_world import World, play
+from tests.support.stream_moving_world import StreamWorld
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
 
@@ -24,10 +25,13 @@ def test_every_promise_holds_while_queues_move_through_rounds_of_kills(
         print(MovingRounds(broker, seed).run(rounds))
 
 
-def test_order_and_messages_survive_in_many_histories(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("world", [World, StreamWorld], ids=["queue", "stream"])
+def test_order_and_messages_survive_in_many_histories(
+    request: pytest.FixtureRequest, world: type[World]
+) -> None:
     first = request.config.option.seed
     for seed in range(first, first + request.config.option.histories):
         try:
-            play(seed)
+            play(seed, of=world)
         except BaseException as error:
             raise AssertionError(f"seed {seed}") from error
