@@ -94,7 +94,7 @@ class StoreState(StageState, Generic[Noted]):
         self.failure = self.failure or f"{self.directory}: {what}"
         return StoreFailed(self.failure)
 
-    def quietly(self, act: Callable[..., None], *arguments: object) -> None:
+    def quietly(self, act: Callable[..., object], *arguments: object) -> None:
         """Do housekeeping; keep its failure for the next append or sync.
 
         The current caller did not ask for the housekeeping, so the failure is not raised here.

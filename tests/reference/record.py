@@ -105,3 +105,8 @@ def decode_record(data: bytes, at: int, salt: int = 0) -> tuple[Record, list[int
     if end - place >= 8:
         return None
     return Record(ids, tuple(messages), timestamp, ttl, priority, flags), offsets, end
+
+
+def queues_of_pairs(pairs: bytes) -> set[int]:
+    """Return the ids of the queues that settled pairs are of: (queue id, position) each."""
+    return {queue_id for _, queue_id in struct.iter_unpack("<II", pairs)}

@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmq.shardd.store.format import record
-from tests.reference.record import NONE, Record, decode_record, encode_message, split_messages
+from tests.reference.record import (
+    NONE,
+    Record,
+    decode_record,
+    encode_message,
+    queues_of_pairs,
+    split_messages,
+)
 
 bodies = st.binary(max_size=40)
 messages = st.builds(
@@ -321,6 +328,16 @@ def test_messages_read_alone_are_taken_while_they_are_whole_and_fit(
     blob, sizes, room = record.pieces_out(pieces, bytes_max, first)
     assert (split_messages(blob), room) == (expected, fits)
     assert list(sizes) == [int.from_bytes(one[:4], "little") for one in expected]
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 1, 1 << 31, (1 << 32) - 1]), st.integers(0, 99))))
+def test_the_queues_of_settled_pairs_are_all_found(settled: list[tuple[int, int]]) -> None:
+    pairs = b"".join(
+        record.settled_pairs(queue_id, array("Q", [position << 4]), 0, 1)
+        for queue_id, position in settled
+    )
+    assert record.queues_of_pairs(pairs) == queues_of_pairs(pairs) == {each for each, _ in settled}
+    assert record.queues_of_pairs(bytearray(pairs)) == queues_of_pairs(pairs)
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1)))

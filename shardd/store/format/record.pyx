@@ -708,6 +708,20 @@ def settled_pairs(
     return pairs
 
 
+def queues_of_pairs(pairs) -> set:
+    """Return the ids of the queues that settled pairs are of."""
+    cdef const uint8_t[::1] view = pairs
+    cdef Py_ssize_t at, size = view.shape[0] & ~7
+    cdef uint64_t queue_id, last = <uint64_t>1 << 32  # no queue has this id
+    cdef set found = set()
+    for at in range(0, size, 8):
+        queue_id = u32(&view[at + 4])
+        if queue_id != last:
+            last = queue_id
+            found.add(queue_id)
+    return found
+
+
 def mark_redelivered(array.array entries, array.array marks) -> None:
     """Set the REDELIVERED flag of those of `entries` that are among `marks`; both ascending."""
     cdef uint64_t *entry = <uint64_t*>entries.data.as_ulonglongs

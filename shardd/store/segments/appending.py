@@ -206,6 +206,12 @@ class Appender:
         self._begin(renewed)
         return renewed
 
+    def renew_if_needless(self) -> None:
+        """Renew an open segment with messages of which none is needed, and none is on disk."""
+        segment = self._segments.open
+        if segment is not None and segment.used > HEADER_BYTES and segment.is_needless:
+            self.renew(segment)
+
     def _begin(self, segment: Segment) -> None:
         """Write to this segment from now on."""
         segments = self._segments

@@ -14,11 +14,12 @@ again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain, islice
 
 from shardmq.shardd.store.files import Files, is_full
 from shardmq.shardd.store.format import acks
+from shardmq.shardd.store.format.record import queues_of_pairs
 from shardmq.shardd.store.format.segment_file import file_name
 from shardmq.shardd.store.open_segment import FORGOTTEN_BYTES_MAX, PendingState
 from shardmq.shardd.store.segments.segment import Segment
@@ -41,8 +42,9 @@ class Settled(PendingState):
         self.with_forgotten: dict[int, Segment] = {}
         self.settled_bytes = 0  # pairs are written when this exceeds SETTLED_BYTES_MAX
         self.forgotten_bytes = 0
-        # Segments whose acks files may not be on stable storage.
-        self._unsynced: dict[int, Segment] = {}
+        # Segments whose acks files may not be on stable storage, by number, and the queues of
+        # these acks.
+        self._unsynced: dict[int, tuple[Segment, set[int]]] = {}
         self._handles: OrderedDict[int, int] = OrderedDict()  # by segment number, last used last
         self.names_changed = False  # names in the directory changed and were not synced
 
@@ -90,18 +92,31 @@ class Settled(PendingState):
             self.settled_bytes = max(self.settled_bytes - len(segment.settled), 0)
             segment.settled = bytearray()
 
-    def flush(self, files_max: int | None = None) -> None:
+    def flush(
+        self,
+        files_max: int | None = None,
+        asked: Collection[Segment] = (),
+        *,
+        only_asked: bool = False,
+    ) -> bool:
         """Write the settled pairs of segments that are on disk, at most `files_max` files.
 
-        On a full disk the pairs wait. The pairs of segments that are being merged wait as well,
-        because the job would not see them.
+        The segments `asked` come first. On a full disk the pairs wait, and the result is False. The
+        pairs of segments that are being merged wait as well, because the job would not see them.
         """
-        waiting = (one for one in self.with_settled.values() if one.flushed and not one.merging)
+        segments: Iterable[Segment] = self.with_settled.values()
+        if only_asked:
+            segments = asked
+        elif asked:
+            segments = dict.fromkeys(chain(asked, segments))
+        waiting = (one for one in segments if one.settled and one.flushed and not one.merging)
+        has_room = True
         for segment in list(islice(waiting, files_max)):
             try:
                 self._write(segment)
             except OSError as error:
                 if is_full(error):
+                    has_room = False
                     break
                 raise
             del self.with_settled[segment.number]
@@ -109,6 +124,7 @@ class Settled(PendingState):
         if not self.with_settled:
             # Pairs that came before their segment was on disk were not counted.
             self.settled_bytes = 0
+        return has_room
 
     def holds_back(self) -> bool:
         """Return whether pairs wait for the end of a merge."""
@@ -116,19 +132,43 @@ class Settled(PendingState):
 
     def written_before(self, segment: Segment) -> None:
         """Note the acks file of a process that ended without a clean stop."""
-        self._unsynced[segment.number] = segment
+        self._unsynced[segment.number] = segment, set()  # nobody asks for these acks
         self.names_changed = True
 
-    def take_unsynced(self, files_max: int) -> tuple[list[str], bool]:
-        """Return the acks files to be synced, longest unsynced first, and whether names changed.
+    def of_queues(self, queue_ids: Collection[int]) -> list[Segment]:
+        """Return the segments on disk with acks of these queues that are not on stable storage."""
+        wanted = frozenset(queue_ids)
+        found = [one for one, ids in self._unsynced.values() if not wanted.isdisjoint(ids)]
+        found += [
+            one
+            for one in self.with_settled.values()
+            if one.flushed and not wanted.isdisjoint(queues_of_pairs(one.settled))
+        ]
+        return found
 
-        The caller sees to both.
+    def are_left(self, segment: Segment) -> bool:
+        """Return whether acks of the segment are not on stable storage."""
+        return bool(segment.settled) or segment.number in self._unsynced
+
+    def take_unsynced(
+        self, files_max: int, asked: Collection[Segment] = (), *, only_asked: bool = False
+    ) -> tuple[list[Segment], bool]:
+        """Return the segments whose acks files are to be synced, and whether names changed.
+
+        The segments `asked` come first, then those that are unsynced for longest. The caller sees
+        to both.
         """
-        numbers = list(islice(self._unsynced, files_max))
-        for number in numbers:
-            del self._unsynced[number]
+        numbers: Iterable[int] = self._unsynced
+        if asked or only_asked:
+            first = [each.number for each in asked if each.number in self._unsynced]
+            numbers = first if only_asked else dict.fromkeys(chain(first, self._unsynced))
+        taken = [self._unsynced.pop(number)[0] for number in list(islice(numbers, files_max))]
         names_changed, self.names_changed = self.names_changed, False
-        return [self._path(number) for number in numbers], names_changed
+        return taken, names_changed
+
+    def path_of(self, segment: Segment) -> str:
+        """Return the path of the acks file of a segment."""
+        return self._path(segment.number)
 
     def _path(self, number: int) -> str:
         return f"{self._directory}/{file_name('acks', number)}"
@@ -142,7 +182,8 @@ class Settled(PendingState):
             self._close(segment.number)
             raise
         segment.acks_end += len(data)
-        self._unsynced[segment.number] = segment
+        _, queue_ids = self._unsynced.setdefault(segment.number, (segment, set()))
+        queue_ids |= queues_of_pairs(segment.settled)
         self.names_changed = self.names_changed or bool(head)
         self._drop_settled(segment)
 

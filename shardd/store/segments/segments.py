@@ -104,6 +104,24 @@ class Segments(SegmentsState):
         """Return each segment once, although a merged segment has several numbers."""
         return list(dict.fromkeys(self.by_number.values()))
 
+    def successor(self, segment: Segment) -> Segment | None:
+        """Return the segment that has the messages of `segment` now; None if nobody needs any."""
+        for number in segment.numbers or [segment.number]:
+            if (found := self.by_number.get(number)) is not None:
+                return found
+        return None
+
+    def has_unwritten_acks(self) -> bool:
+        """Return whether a sync of messages must come before the acks until now can last.
+
+        There are messages that were settled before they were written, or segments of which nothing
+        is needed whose files a sync of messages still uses.
+        """
+        if self.dead:
+            return True
+        unwritten = [*self.in_memory, *([self.open] if self.open else [])]
+        return any(one.settled and not one.flushed for one in unwritten)
+
     def on_disk(self, entries: array[int]) -> array[int]:
         """Return the entries as the next recovery will number them."""
         if all(segment.moves is None for segment in self.by_number.values()):

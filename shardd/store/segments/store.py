@@ -32,10 +32,11 @@ from shardmq.shardd.store.format.record import (
     settled_pairs,
     with_bodies,
 )
-from shardmq.shardd.store.format.segment_file import END_BYTES, HEADER_BYTES, file_name
+from shardmq.shardd.store.format.segment_file import END_BYTES, file_name
 from shardmq.shardd.store.format.sequences import Screened
 from shardmq.shardd.store.open_segment import RENEW_BYTES, SETTLED_BYTES_MAX, SegmentStoreState
 from shardmq.shardd.store.segments import producers, recovery, returns
+from shardmq.shardd.store.segments.ack_waits import AckWait
 from shardmq.shardd.store.segments.appending import Appender
 from shardmq.shardd.store.segments.compaction import ReclaimJob
 from shardmq.shardd.store.segments.letters import Letters
@@ -45,7 +46,12 @@ from shardmq.shardd.store.segments.recovery import Progress
 from shardmq.shardd.store.segments.retrieval import Retrieval
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.store.segments.segments import Segments, UnderSync
-from shardmq.shardd.store.segments.syncs import SEALED_BUFFERS_MAX, Flusher, Syncs
+from shardmq.shardd.store.segments.syncs import (
+    SEALED_BUFFERS_MAX,
+    Flusher,
+    Syncs,
+    UnderSettledSync,
+)
 from shardmq.shardd.store.state import StoreState
 from shardmq.shardd.store.sync import SyncJob
 
@@ -90,6 +96,10 @@ class SegmentStore(SegmentStoreState):
         self.peek, self.came_at = self._retrieval.peek, segments.ages.came_at
         self.note_time = segments.note_time
         self.growing = segments.growing
+        # Whoever waits for acks gives the wait to `begin_settled_sync` again and again, until it
+        # `is_over` or `is_refused`.
+        self.wait_for_acks = AckWait
+        self.has_unwritten_acks = segments.has_unwritten_acks
         # For queues that move to another shard, or come from there.
         self.letters = Letters(segments, self._retrieval).records
         self.set_returns = segments.returns.put
@@ -443,14 +453,22 @@ class SegmentStore(SegmentStoreState):
             raise self._state.named(error) from error
 
     def begin_sync(self) -> SyncJob[UnderSync] | None:
-        """Flush, and return the job that makes all messages last: see `Syncs.begin_sync`."""
+        """Flush, and return the job that makes all messages last: see `Syncs.begin_sync`.
+
+        An open segment that nobody needs starts anew. So all acks until now are of messages that
+        are on disk behind this, or that never will be.
+        """
+        self._state.check_usable()
+        self._appender.renew_if_needless()
         return self._syncs.begin_sync()
 
     def finish_sync(self, job: SyncJob[UnderSync]) -> None:
         """End a job after its `run`: see `Syncs.finish_sync`."""
         self._syncs.finish_sync(job)
 
-    def begin_settled_sync(self) -> SyncJob[list[int]] | None:
+    def begin_settled_sync(
+        self, waits: Collection[AckWait] = (), everything: bool = True
+    ) -> SyncJob[UnderSettledSync] | None:
         """Return the job that makes the acks last: see `Syncs.begin_settled_sync`.
 
         An open segment whose messages were all settled before they were written starts anew here.
@@ -458,12 +476,10 @@ class SegmentStore(SegmentStoreState):
         failed before the next sync of the acks.
         """
         self._state.check_usable()
-        segment = self._segments.open
-        if segment is not None and segment.used > HEADER_BYTES and segment.is_needless:
-            self._appender.renew(segment)
-        return self._syncs.begin_settled_sync()
+        self._appender.renew_if_needless()
+        return self._syncs.begin_settled_sync(waits, everything)
 
-    def finish_settled_sync(self, job: SyncJob[list[int]]) -> None:
+    def finish_settled_sync(self, job: SyncJob[UnderSettledSync]) -> None:
         """End a job after its `run`: see `Syncs.finish_settled_sync`."""
         self._syncs.finish_settled_sync(job)
 

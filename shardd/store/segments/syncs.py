@@ -6,11 +6,14 @@ What is written may not be on stable storage before a sync. The jobs are in sync
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from shardmq.shardd.store.errors import DiskFull
 from shardmq.shardd.store.files import is_full, write_file
 from shardmq.shardd.store.format.producers_file import NAME, Cover
 from shardmq.shardd.store.format.segment_file import file_name
+from shardmq.shardd.store.segments.ack_waits import AckWait
 from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_AT_ONCE, ACKS_FILES_SYNCED_AT_ONCE
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.store.segments.segments import Segments, UnderSync
@@ -24,6 +27,15 @@ SEALED_BUFFERS_MAX = 1
 INDEX_BYTES_MAX = 1 << 20
 # Written segments that wait for a sync that somebody asks for.
 UNSYNCED_MAX = 64
+
+
+@dataclass(slots=True)
+class UnderSettledSync:
+    """The part of a store that a sync of acks makes last."""
+
+    named: list[int]  # numbers of segments whose names last after the job
+    segments: list[Segment]  # those whose acks files are synced
+    waits: Collection[AckWait]
 
 
 class Flusher:
@@ -208,48 +220,69 @@ class Syncs:
             segments.dispose(segment)
         self._check_covered(noted.cover)
 
-    def begin_settled_sync(self) -> SyncJob[list[int]] | None:
+    def begin_settled_sync(
+        self, waits: Collection[AckWait] = (), everything: bool = True
+    ) -> SyncJob[UnderSettledSync] | None:
         """Write acks, and return the job that makes them last, or None if there are none.
 
-        The job ends with `finish_settled_sync`; all else goes on meanwhile. The job notes the
-        numbers of segments whose names last after it. The acks of segments
+        The acks that somebody `waits` for come first, and are the only ones without `everything`.
+        The job ends with `finish_settled_sync`; all else goes on meanwhile. The acks of segments
         that are being merged are left for the next job. So is the new name of a settled segment
         that a sync of messages still uses.
         """
-        segments = self._segments
+        segments, settled = self._segments, self._segments.settled
         self._state.check_usable()
         if not segments.sync:
+            for wait in waits:
+                wait.is_over = True
             return None
+        asked: dict[Segment, None] = {}
+        for wait in waits:
+            asked |= wait.look(segments)
+        only_asked = not everything
         manifest = segments.reclaimer.manifest
         try:
-            segments.settled.flush(ACKS_FILES_SYNCED_AT_ONCE)
-            manifest.write()
+            has_room = settled.flush(ACKS_FILES_SYNCED_AT_ONCE, asked, only_asked=only_asked)
+            if everything:
+                manifest.write()
         except Exception as error:
             raise self._state.named(error) from error
-        self.held_back = segments.settled.holds_back()
-        paths, with_directory = segments.settled.take_unsynced(ACKS_FILES_SYNCED_AT_ONCE)
-        named = manifest.take_unsure()
-        if not paths and not with_directory and not named:
+        for wait in waits:
+            wait.written(has_room)
+        if everything:
+            self.held_back = settled.holds_back()
+        taken, with_directory = settled.take_unsynced(
+            ACKS_FILES_SYNCED_AT_ONCE, asked, only_asked=only_asked
+        )
+        named = manifest.take_unsure() if everything else []
+        if not taken and not with_directory and not named:
+            for wait in waits:
+                wait.synced(())
             return None
         return SyncJob(
             files=segments.files,
             directory=segments.directory,
             with_directory=with_directory or bool(named),
-            noted=named,
-            paths=paths,
-            more=len(paths) == ACKS_FILES_SYNCED_AT_ONCE,
+            noted=UnderSettledSync(named, taken, waits),
+            paths=[settled.path_of(segment) for segment in taken],
+            more=len(taken) == ACKS_FILES_SYNCED_AT_ONCE,
         )
 
-    def finish_settled_sync(self, job: SyncJob[list[int]]) -> None:
+    def finish_settled_sync(self, job: SyncJob[UnderSettledSync]) -> None:
         """End a job after its `run`, on the owner's thread.
 
         Raises StoreFailed if the job did not succeed.
         """
         segments = self._segments
         self._state.check_synced(job)
-        for number in job.noted:
+        for number in job.noted.named:
             if number in segments.by_number and segments.by_number[number].number == number:
                 segments.reclaimer.manifest.is_lasting(number)
+        # If a segment has gone or was merged meanwhile, the job may not have found its acks file.
+        # Then the names that took its place must last, which the next job sees to.
+        stayed = [each for each in job.noted.segments if segments.successor(each) is each]
+        for wait in job.noted.waits:
+            wait.synced(stayed)
 
     def _covered(self, cover: Cover) -> None:
         segments = self._segments

@@ -1,0 +1,51 @@
+"""Note which acks somebody waits for, until they are on stable storage."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from shardmq.shardd.store.segments.segment import Segment
+from shardmq.shardd.store.segments.segments import Segments
+
+
+class AckWait:
+    """A wait for the acks of some queues that the store has been told of until its first look.
+
+    The wait remembers the segments of these acks, so acks that come later, also of other segments,
+    do not prolong it. A segment is left out when its acks are on stable storage. A merged segment
+    takes the place of its sources, as it has their acks.
+
+    `is_over`: nothing is left to wait for. `is_refused`: the disk has no room for the acks.
+    """
+
+    def __init__(self, queue_ids: Collection[int]) -> None:
+        self._queue_ids = queue_ids
+        self.segments: dict[Segment, None] | None = None  # None: before the first look
+        self.is_over = self.is_refused = False
+
+    def look(self, segments: Segments) -> dict[Segment, None]:
+        """Return the segments whose acks are to be written or synced, as they are now.
+
+        The caller begins a sync of acks, and no sync of messages runs. So acks of segments of which
+        nothing is on disk came after the wait began: see `Segments.has_unwritten_acks`.
+        """
+        settled = segments.settled
+        if self.segments is None:
+            self.segments = dict.fromkeys(settled.of_queues(self._queue_ids))
+        else:
+            now = [segments.successor(segment) for segment in self.segments]
+            self.segments = dict.fromkeys(
+                segment for segment in now if segment is not None and settled.are_left(segment)
+            )
+        return self.segments
+
+    def written(self, has_room: bool) -> None:
+        """Note that acks were written, and whether the disk had room for all."""
+        if not has_room and any(each.settled and not each.merging for each in self.segments or ()):
+            self.is_refused = True
+
+    def synced(self, segments: Collection[Segment]) -> None:
+        """Note that the acks of these segments, and names, are on stable storage."""
+        assert self.segments is not None
+        self.segments = {each: None for each in self.segments if each not in segments}
+        self.is_over = not self.segments
