@@ -214,6 +214,9 @@ class Server:
                 self._threads.begin_sync()
             self.links.send(self.shard.turn_end(now))
         self._threads.begin_settled_sync()
+        if self.shard.syncs.has_answered:
+            self.shard.syncs.has_answered = False
+            self.links.send(self.shard.answers())
         if not self._is_ready and self.shard.ready:
             self._become_ready()
 
@@ -229,7 +232,7 @@ class Server:
         shard, at = self.shard, self._next_tick
         if shard.has_work:
             return 0
-        if shard.upkeep.due < at and not shard.syncs.are_held:  # held, it begins nothing
+        if shard.upkeep.due < at and not shard.syncs.merges_are_held:
             at = shard.upkeep.due
         due = shard.next_due()
         if due is not None and due < at:
@@ -326,6 +329,7 @@ class Server:
             self._threads.await_sync()
             self._threads.begin_sync()
         self._threads.await_sync()
+        self._threads.answer_about_acks(_now())
         self.links.send(self.shard.answers())
         self.shard.close()
         log.info("drained")

@@ -133,6 +133,7 @@ class Shard:
         return {
             m.PUBLISH: self._on_publish,
             m.SETTLE: consumers.on_settle,
+            m.SyncSettled: self.syncs.on_sync_settled,
             m.CREDIT: consumers.on_credit,
             m.CONTROL: self._on_control,
             # who is there, and what exists

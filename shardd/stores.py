@@ -40,6 +40,13 @@ class SyncJob(Protocol):
     def run(self) -> None: ...
 
 
+class AckWait(Protocol):
+    """A wait of a store for acks: see `segments/ack_waits.py`."""
+
+    is_over: bool
+    is_refused: bool
+
+
 class Store(QueueStore, UpkeepStore, Protocol):
     """A store as a shard needs it.
 
@@ -108,7 +115,18 @@ class Store(QueueStore, UpkeepStore, Protocol):
     def settled_held_back(self) -> bool:
         """Return whether the last sync of settled messages left some out, because of a merge."""
 
-    def begin_settled_sync(self) -> Any: ...
+    def wait_for_acks(self, queue_ids: Collection[int]) -> AckWait:
+        """Return a wait until the acks of these queues are on stable storage."""
+
+    def has_unwritten_acks(self) -> bool:
+        """Return whether the acks until now can last only behind another sync of messages."""
+
+    def begin_settled_sync(self, waits: Sequence[Any] = (), everything: bool = True) -> Any:
+        """Return the job of a sync of acks, or None.
+
+        Without `everything`, only the acks that somebody waits for are written and synced.
+        """
+
     def finish_settled_sync(self, job: Any) -> None: ...
     def close(self, live: dict[int, array[int]] | None = None) -> None: ...
     def delete_all(self) -> None: ...

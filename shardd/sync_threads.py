@@ -73,6 +73,7 @@ class SyncThreads:
         self._settled = Syncer("sync of what is settled")
         self._reclaimer = Syncer("reclaim")
         self._syncing = False
+        self._settling = False
         self._step: Step | None = None  # the step under way in the reclaimer
 
     @property
@@ -89,6 +90,7 @@ class SyncThreads:
             self._end_sync()
         elif fd == self._settled.fd:
             os.eventfd_read(fd)
+            self._settling = False
             self._syncs.end_settled()
         elif fd == self._reclaimer.fd:
             os.eventfd_read(fd)
@@ -132,7 +134,26 @@ class SyncThreads:
     def begin_settled_sync(self) -> None:
         sync = self._syncs.begin_settled()
         if sync is not None:
+            self._settling = True
             self._settled.start(sync)
+
+    def answer_about_acks(self, now: int) -> None:
+        """Answer those who wait for acks, before the end of the shard: nobody asks any more.
+
+        The end of a merge is waited for, if it holds some of these acks back.
+        """
+        while self._syncs.awaits_acks:
+            under_way = self._settled if self._settling else None
+            if under_way is None and (sync := self._syncs.begin_settled()) is not None:
+                self._settling = True
+                self._settled.start(sync)
+                under_way = self._settled
+            elif under_way is None and self._step is not None:
+                under_way = self._reclaimer
+            if under_way is None:
+                return
+            select.select([under_way.fd], [], [])
+            self.ended(under_way.fd, now)
 
     def begin_reclaim(self, now: int) -> None:
         step = self._syncs.begin_reclaim(now)

@@ -693,6 +693,29 @@ class MarkReached(Message, tag="mark-reached", frozen=True):
     offset: int
 
 
+class SyncSettled(Message, tag="sync-settled", frozen=True):
+    """Ask a shard to make last what was settled in these queues until now.
+
+    A front door sends SyncSettled to a shard when a client commits a transaction, behind the SETTLE
+    of the transaction. The shard answers with SettledSynced. `number` is one that the front door
+    uses once for each process of the shard.
+    """
+
+    number: int
+    queues: list[int]
+
+
+class SettledSynced(Message, tag="settled-synced", frozen=True):
+    """Answer SyncSettled of a front door: all of it is on stable storage of all nodes in sync.
+
+    Without `lasts` the disk has no room for it. Then the messages may come again when another
+    process of the shard begins.
+    """
+
+    number: int
+    lasts: bool
+
+
 class Detach(Message, tag="detach", frozen=True):
     """Stop the deliveries to a consumer.
 
@@ -1188,7 +1211,8 @@ Control = (
     | StatsReply | Alarm | Attach
     | AttachPart | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch
     | StoreOffset | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds
-    | MarkReached | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got | Count
+    | MarkReached | SyncSettled | SettledSynced
+    | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got | Count
     | CountUnsettled | UnsettledCount | DeadLetterUpTo | TakeLetters | Letters | PutLetters
     | AskLetters | LastLetters | TakeChunks | Chunks | PutChunks | TakePlaces | Places | PutPlaces
     | Recall | Purge | DeadLetters

@@ -144,7 +144,7 @@ def once_in_five_seconds() -> Iterator[None]:
 @contextlib.contextmanager
 def written_alone() -> Iterator[None]:
     with (
-        mock.patch.object(SegmentStore, "begin_settled_sync", lambda store: None),
+        mock.patch.object(SegmentStore, "begin_settled_sync", lambda store, *_: None),
         mock.patch.object(StreamLog, "begin_settled_sync", lambda log: None),
     ):
         yield

@@ -59,15 +59,18 @@ def test_a_capture_that_fails_is_cleared_away_in_a_thread(
 def test_a_stop_while_jobs_are_held_syncs_what_has_arrived() -> None:
     syncs = SimpleNamespace(are_held=True, want=lambda: None)
     held: list[bool] = []
+    answered: list[int] = []
     stopped: Any = SimpleNamespace(
         shard=SimpleNamespace(syncs=syncs, answers=list, close=lambda: None),
         links=SimpleNamespace(receive_last=lambda *_: None, send=lambda _: None),
         _threads=SimpleNamespace(
-            await_sync=lambda: None, begin_sync=lambda: held.append(syncs.are_held)
+            await_sync=lambda: None,
+            begin_sync=lambda: held.append(syncs.are_held),
+            answer_about_acks=lambda now: answered.append(len(held)),
         ),
     )
     Server.drain(stopped)
-    assert held == [False, False]
+    assert held == [False, False] and answered == [2]
 
 
 @pytest.mark.parametrize("is_held", [False, True])
@@ -80,7 +83,7 @@ def test_a_merge_that_is_due_wakes_nobody_while_jobs_are_held(
         shard=SimpleNamespace(
             has_work=False,
             upkeep=SimpleNamespace(due=900),
-            syncs=SimpleNamespace(are_held=is_held),
+            syncs=SimpleNamespace(merges_are_held=is_held),
             next_due=lambda: None,
         ),
     )

@@ -4,7 +4,7 @@ A life is one process of a shard, with a controller, two front doors that publis
 queues, and streams. Its disk loses its power in the middle of a call, is full, or fails once or for
 good, at any call and with any kind of exception. What the process says is heard as a front door
 hears it: also its last words when it breaks off. What was settled before a second's syncs were
-through does not come back.
+through does not come back, nor what a front door has heard to be on stable storage (SettledSynced).
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.errors import DiskFull, StoreFailed
 from shardmq.shardd.store.format.record import Arrival
 from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.segments.ack_waits import AckWait
+from shardmq.shardd.store.segments.segment import Segment
+from shardmq.shardd.store.segments.segments import Segments
 from shardmq.shardd.store.streams import StreamCache, StreamLog
 from shardmq.shardd.store.streams.queue_log import QueueLog
 from shardmq.shardd.store.sync import SyncJob
@@ -70,6 +73,8 @@ FOR_GOOD = 1 << 30
 # Calls that fail more often than the others.
 OFTEN = (*["sync"] * 6, *["sync_directory"] * 2, *["write"] * 2, "open", "allocate", "rename")
 LIVES_MAX = 4
+# Within so many rounds of all syncs and merges each question about acks is answered.
+ROUNDS_MAX = 4
 # What happens in a life whose disk does what it is told.
 GOOD_DISK = ("nothing", "stop", "cut")
 
@@ -157,6 +162,7 @@ class Known:
     sequences: dict[int, int] = field(default_factory=lambda: dict.fromkeys(DOORS, 0))
     broken_off: list[str] = field(default_factory=list)
     for_good: dict[int, set[int]] = field(default_factory=_by_queue)  # settled, and synced
+    syncs_answered: int = 0  # questions about acks
     # Of a reader of each stream, since they were last synced.
     positions: dict[int, list[int]] = field(
         default_factory=lambda: {queue: [-1] for queue in STREAMS}
@@ -193,7 +199,9 @@ def _syncer() -> Syncer:
 
 
 class Life:
-    def __init__(self, files: FaultyFiles, epoch: int, known: Known, seed: int = 0) -> None:
+    def __init__(
+        self, files: FaultyFiles, epoch: int, known: Known, seed: int = 0, asks: bool = False
+    ) -> None:
         self.random = random.Random(seed)
         self.targets = self.random.sample(TARGETS, self.random.choice([1, 2, len(TARGETS)]))
         self.known = known
@@ -206,6 +214,10 @@ class Life:
         self.step: Step | None = None
         self.fault = "nothing"
         self.settled = _by_queue()  # in this life
+        # By the number of a SyncSettled: what was settled before it, in its queues.
+        self.asked: dict[int, dict[int, set[int]]] = {}
+        self.asking, self.asks = random.Random(f"asks of {seed}"), asks
+        self.last_asked = 0
         self.now = 1000
         self.fleeting = False
         # delivery number: message
@@ -277,6 +289,7 @@ class Life:
             self.shard.syncs.want()
             self.begin_sync()
         self.end_sync()
+        self.answer_asked()
         self.hear_all(self.shard.answers())
         promise(
             not any(door.waiting for door in self.doors.values()), "every batch is answered for"
@@ -305,6 +318,8 @@ class Life:
         for _ in range(acts):
             self.random.choice(of)()
             self.note_positions()
+            if self.asks and self.asking.random() < 0.2:
+                self.asking.choice([self.ask, self.begin_settled_sync, self.end_settled_sync])()
 
     def publish(self) -> None:
         pick, known = self.random, self.known
@@ -394,6 +409,28 @@ class Life:
             for queue in STREAMS:
                 self.known.positions[queue] = [self.position(queue)]
 
+    def ask(self) -> None:
+        """Ask, as a commit does, to make last what was settled in some queues."""
+        queues = self.asking.choice([(1,), (2,), (3,), (1, 2, 3), (4,), (1, 4, 5), (FLEETING,)])
+        self.last_asked += 1
+        self.asked[self.last_asked] = {
+            queue: set(self.settled[queue]) for queue in queues if queue in DURABLE
+        }
+        self.tell(self.asking.choice(DOORS), m.SyncSettled(self.last_asked, list(queues)))
+
+    def answer_asked(self) -> None:
+        """End and begin what is under way, as a loop goes on: each question is answered soon."""
+        for _ in range(ROUNDS_MAX):
+            self.end_settled_sync()
+            self.begin_sync()
+            self.end_sync()
+            self.begin_settled_sync()
+            if self.step is not None:
+                self.reclaim()
+        self.end_settled_sync()
+        self.hear_all(self.shard.answers())
+        promise(not self.asked, "every question about acks is answered")
+
     def note_positions(self) -> None:
         for queue in STREAMS:
             self.known.positions[queue].append(self.position(queue))
@@ -434,11 +471,23 @@ class Life:
         kind = envelope.read(message).kind
         if kind == m.CONFIRMED:
             self.confirmed(self.doors[peer], *envelope.read_confirmed(message))
+        elif kind == m.CONTROL:
+            self.told(envelope.read_control(message))
         elif kind == m.DELIVER:
             for _, _, queue, first, _, count, blob, *_ in codec.read_deliveries(message):
                 stored = bytes(blob)[8 * count if queue in STREAMS else 0 :]
                 for i, body in enumerate(numbers_in(stored)):
                     self.held[queue][first + i] = body
+
+    def told(self, what: m.Control) -> None:
+        if isinstance(what, m.SettledSynced):
+            settled = self.asked.pop(what.number)
+            if self.fault in GOOD_DISK:
+                promise(what.lasts, "where there is room, no question is answered by no")
+            if what.lasts:
+                self.known.syncs_answered += 1
+                for queue, messages in settled.items():
+                    self.known.for_good[queue] |= messages
 
     def confirmed(self, door: Door, through: int, refused: list[tuple[int, int, int, int]]) -> None:
         promise(door.told < through <= door.batch, "told once, in order, and of what was sent")
@@ -527,12 +576,15 @@ def _prepare(files: FaultyFiles, pick: random.Random) -> str:
     return what
 
 
-def live_some_lives(seed: int) -> Known:
-    """Play a history that is a function of its seed alone; raises PromiseBroken."""
+def live_some_lives(seed: int, asks: bool = True) -> Known:
+    """Play a history that is a function of its seed alone; raises PromiseBroken.
+
+    Without `asks` no front door asks about acks, as none did when some old seeds were found.
+    """
     pick, known = random.Random(seed), Known()
     files = FaultyFiles(seed, pick.choice([512, 4096]))
     for epoch in range(1, pick.randint(3, LIVES_MAX + 1)):
-        life = Life(files, epoch, known, pick.randrange(1 << 30))
+        life = Life(files, epoch, known, pick.randrange(1 << 30), asks)
         what = _prepare(files, pick)
         try:
             live(life, pick.choice([10, 30, 60]), what)
@@ -617,6 +669,31 @@ def _syncs_no_names(job: SyncJob[Any]) -> None:
     _make_last(job)
 
 
+class _Always:
+    """An attribute that nothing changes."""
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __get__(self, owner: object, kind: type) -> bool:
+        return self.value
+
+    def __set__(self, owner: object, value: bool) -> None:
+        pass
+
+
+def _over_when_written(wait: AckWait, has_room: bool) -> None:
+    wait.is_over = True
+
+
+def _without_merges(wait: AckWait, segments: Segments) -> dict[Segment, None]:
+    found = wait.segments = {
+        segment: None for segment in _look(wait, segments) if not segment.merging
+    }
+    return found
+
+
+_look = AckWait.look
 _break_off, _run, _make_last = Shard.break_off, SyncJob.run, SyncJob._make_last
 
 BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
@@ -641,6 +718,15 @@ BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     ),
     "what is settled is in files without lasting names": lambda: mock.patch.object(
         SyncJob, "_make_last", _syncs_no_names
+    ),
+    "a question about acks is answered at once": lambda: mock.patch.object(
+        AckWait, "is_over", _Always(True), create=True
+    ),
+    "acks count as lasting when their sync begins": lambda: mock.patch.object(
+        AckWait, "written", _over_when_written
+    ),
+    "acks that a merge holds back are not waited for": lambda: mock.patch.object(
+        AckWait, "look", _without_merges
     ),
     "positions in streams are never synced": lambda: mock.patch.object(
         StreamLog, "begin_settled_sync", lambda stream: None

@@ -103,6 +103,8 @@ CONTROL: list[wire.Control] = [
     wire.Pulled(26, 1, b"offset78", b"message", 4),
     wire.Unwatch(7, 8),
     wire.StoreOffset(27, 7, "group", 23),
+    wire.SyncSettled(8, [9, 10]),
+    wire.SettledSynced(8, True),
     wire.Detach(8, 9),
     wire.Release(9, [1, 2]),
     wire.CreditReport(11, 12, True),
