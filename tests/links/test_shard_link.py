@@ -289,6 +289,25 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(scene: Scene) -> None:
     assert (waits.log, scene.names()) == (["lost"], ["received"])
 
 
+@pytest.mark.parametrize("end", ["leaves", "is followed", "hangs"])
+def test_who_waits_for_acks_is_told_when_no_answer_comes(scene: Scene, end: str) -> None:
+    waits, late = Waits(), Waits()
+    asked = scene.link.settled_waits.ask([7], waits)
+    scene.link.tell(asked)
+    assert waits.log == []
+    if end == "leaves":
+        scene.leave()
+    elif end == "is followed":
+        scene.link.begin(2, 124)
+    else:
+        scene.link.stalled = True
+        scene.link.tick(0.0)
+    assert waits.log == ["lost"]
+    assert scene.link.settled_waits.ask([7], late).number != asked.number
+    scene.link.settled_waits.answered(wire.SettledSynced(asked.number, True))
+    assert (waits.log, late.log) == (["lost"], [])
+
+
 def test_the_window_opens_when_the_shard_gives_credit(scene: Scene) -> None:
     scene.publish()
     scene.link.flush()

@@ -95,7 +95,9 @@ EPOCH = 7
 class Commit:
     """A commit of one publish and one settle, at shards that answer when they are told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, lasts_at_once: bool = True, outstanding: bool = True) -> None:
+        self.lasts_at_once, self.outstanding = lasts_at_once, outstanding
+        self.waiting: Any = None  # told what becomes of the settles
         self.steps: dict[str, asyncio.Future[None]] = {}
         self.done: list[Any] = []
         self.channel = Channel(SimpleNamespace(), 1)  # type: ignore[arg-type]
@@ -109,13 +111,18 @@ class Commit:
         publishing = SimpleNamespace(
             reserve=self.reserve, ask_duplicates=self.ask_duplicates, commit=self.commit
         )
-        acks = SimpleNamespace(settle_runs=lambda kind, runs, at_once: self.done.append(runs))
+        acks = SimpleNamespace(
+            settle_runs=lambda kind, runs, at_once: self.done.append(runs),
+            are_outstanding=lambda kept: self.outstanding,
+            make_last=self.make_last,
+        )
         services = SimpleNamespace(
             publishing=publishing,
             consuming=SimpleNamespace(acks=acks),
             loop=SimpleNamespace(schedule_end_of_pass=lambda: None),
+            catalog=SimpleNamespace(queue_by_id=lambda id: None),
         )
-        self.client = SimpleNamespace(services=services, session=None)
+        self.client = SimpleNamespace(services=services, session=SimpleNamespace(id=9))
 
     async def _step(self, name: str, held: Any) -> None:
         assert list(held) == ["publish"]
@@ -137,6 +144,12 @@ class Commit:
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         stored.set_result(True)
         return stored
+
+    def make_last(self, kept: Any, waiting: Any) -> None:
+        assert kept == {(0, EPOCH): {0}}
+        self.waiting = waiting
+        if self.lasts_at_once:
+            waiting.confirmed()
 
     def begin(self) -> asyncio.Task[Any]:
         done = HANDLERS[commands.Tx.Commit](self.client, self.channel, commands.Tx.Commit())  # type: ignore[arg-type]
@@ -189,5 +202,53 @@ def test_a_refused_commit_forgets_its_publishes_and_gives_its_deliveries_back(st
         assert made.done == (["freed"] if step == "ask duplicates" else [])
         assert made.transaction.take() == ([], [])
         assert made.first_unsettled == 11 and made.channel.consuming.unacked.count == 5
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["confirmed", "lost", "closed"])
+def test_a_commit_is_answered_when_its_settles_last_or_may_come_again(how: str) -> None:
+    async def run() -> None:
+        made = Commit(lasts_at_once=False)
+        committing = made.begin()
+        for step in ("reserve", "ask duplicates", "commit"):
+            await made.until(step)
+            made.steps[step].set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert made.waiting is not None and not committing.done()
+        if how == "closed":
+            made.channel.is_open = False
+        getattr(made.waiting, "lost" if how == "lost" else "confirmed")()
+        if how == "lost":
+            with pytest.raises(ChannelException, match="partial tx completion"):
+                await committing
+        else:
+            said = await committing
+            assert (said is None) if how == "closed" else isinstance(said, commands.Tx.CommitOk)
+
+    asyncio.run(run())
+
+
+def test_a_commit_of_what_was_requeued_meanwhile_does_nothing_at_all() -> None:
+    async def run() -> None:
+        made = Commit(outstanding=False)
+        with pytest.raises(ChannelException, match="nothing of the transaction was done"):
+            await made.begin()
+        assert made.done == [] and not made.steps and made.waiting is None
+        assert made.transaction.take() == ([], []) and made.channel.consuming.unacked.count == 5
+
+    asyncio.run(run())
+
+
+def test_a_rollback_asks_no_shard_for_anything() -> None:
+    async def run() -> None:
+        made = Commit()
+        rollback = HANDLERS[commands.Tx.Rollback]
+        assert isinstance(
+            rollback(made.client, made.channel, commands.Tx.Rollback()),  # type: ignore[arg-type]
+            commands.Tx.RollbackOk,
+        )
+        assert made.waiting is None and made.channel.consuming.unacked.count == 5
 
     asyncio.run(run())

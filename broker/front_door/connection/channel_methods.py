@@ -16,11 +16,14 @@ from pamqp import base, commands
 from shardmq.broker.amqp import ChannelException, ConnectionException
 from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
 from shardmq.broker.front_door.connection.output import Output
+from shardmq.broker.front_door.consume.acks import kept_by
 from shardmq.broker.front_door.consume.consuming import check_consume
 from shardmq.broker.front_door.consume.refusals import CONSUME, GET
 from shardmq.broker.front_door.publish import transactions
+from shardmq.broker.front_door.publish.commit import Committed
 from shardmq.broker.front_door.publish.confirms import Answered
 from shardmq.broker.front_door.publish.effects import SlicedTask
+from shardmq.broker.front_door.publish.reservations import refused
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology import methods, queues, reply_queue
@@ -191,18 +194,21 @@ def _tx_select(caller: Caller, channel: Channel, method: commands.Tx.Select) -> 
 
 
 async def _tx_commit(caller: Caller, channel: Channel, method: commands.Tx.Commit) -> Reply:
-    """Publish, then settle; answer when every shard has the publishes on stable storage.
+    """Publish, then settle; answer when every shard has all of it on stable storage.
 
-    Nothing is done where a queue refuses: the deliveries that were to be acknowledged are
-    unacknowledged again. The transaction holds its settles until its publishes have left. A stream
-    reader that is attached again meanwhile (its shard has started anew) begins at the first
-    delivery whose settle no shard was told of. A client that leaves during a commit has all its
-    publishes stored, and may have settled nothing.
+    Nothing is done where a queue refuses, or where a delivery to be acknowledged has gone back to
+    its queue: the deliveries are unacknowledged again. The transaction holds its settles until its
+    publishes have left. A stream reader that is attached again meanwhile (its shard has started
+    anew) begins at the first delivery whose settle no shard was told of. A client that leaves
+    during a commit has all its publishes stored, and may have settled nothing.
     """
     transaction = transactions.opened(channel.transaction, TX_COMMIT)
     publishing = caller.services.publishing
-    reservation = None
+    acks, reservation = caller.services.consuming.acks, None
+    kept = kept_by(transaction.settles, caller.services.catalog)
     try:
+        if not acks.are_outstanding(kept):
+            raise refused("a shard has requeued what was delivered")
         reservation = await publishing.reserve(caller.session, transaction.publishes)
         answers = await publishing.ask_duplicates(caller.session, transaction.publishes, caller)
     except BaseException as error:
@@ -216,9 +222,12 @@ async def _tx_commit(caller: Caller, channel: Channel, method: commands.Tx.Commi
     )
     held = transaction.take()
     for kind, runs in held.settles:
-        caller.services.consuming.acks.settle_runs(kind, runs, at_once=True)
+        acks.settle_runs(kind, runs, at_once=True)
+    settled = Committed(caller.session.id, channel.number, shards=len(kept))
+    acks.make_last(kept, settled)
+    settled.confirmed()
     caller.services.loop.schedule_end_of_pass()
-    if not await stored:
+    if not all(await asyncio.gather(stored, settled.future)):
         raise ChannelException(406, "partial tx completion", 90, TX_COMMIT)
     return commands.Tx.CommitOk() if channel.is_open else None
 

@@ -15,13 +15,17 @@ from shardmq.broker.front_door.consume.consumers import (
     Assignment,
     Consumer,
     ConsumingChannel,
+    Settle,
 )
 from shardmq.broker.front_door.consume.credit import Limit
 from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.broker.front_door.consume.group_consumer import GroupConsuming
 from shardmq.broker.front_door.consume.settling import NO_HURRY, acks_together
 from shardmq.broker.front_door.consume.unacked import Run, UnknownTag, subsumed
+from shardmq.broker.front_door.links.settled_waits import Waiting
+from shardmq.broker.front_door.links.shard_link import ShardLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.model.catalog import Catalog
 from shardmq.shardd.wire import messages as wire
 
 ACK = (60, 80)
@@ -31,6 +35,9 @@ UNACKED_LISTED_MAX = 1_000
 
 # Kind, first tag, last tag, whether it is cumulative: an event of the AMQP library.
 Range = tuple[int, int, int, bool]
+
+# By shard and its epoch: the ids of queues in which something is settled for good.
+Kept = dict[tuple[int, int], set[int]]
 
 
 class Acks:
@@ -82,6 +89,29 @@ class Acks:
         for limit in limits:
             self._crediting.freed(limit)
 
+    def are_outstanding(self, kept: Kept) -> bool:
+        """Return whether the shards still wait for the settles of all these queues.
+
+        A shard that is away, or that has started anew, has requeued what it had delivered.
+        """
+        return all(self._link(shard, epoch) is not None for shard, epoch in kept)
+
+    def make_last(self, kept: Kept, waiting: Waiting) -> None:
+        """Have the shards make last what was settled in these queues.
+
+        `waiting` is told once for each shard: `confirmed`, or `lost` if it may come again.
+        """
+        for (shard, epoch), queues in kept.items():
+            if (link := self._link(shard, epoch)) is None:
+                waiting.lost()
+            else:
+                link.tell(link.settled_waits.ask(sorted(queues), waiting))
+
+    def _link(self, shard: int, epoch: int) -> ShardLink | None:
+        """Return the link to a shard, if the process of this epoch is there."""
+        link = self._links.links[shard]
+        return link if link.up and link.epoch == epoch else None
+
     def _tell_shard(self, kind: int, run: Run[Consumer], last: int, at_once: bool) -> None:
         """Tell the shard now or soon."""
         consumer, epoch, first = run.consumer, run.epoch, run.first_number
@@ -97,6 +127,23 @@ class Acks:
     def recover(self, channel: ConsumingChannel) -> None:
         """Requeue all unacknowledged deliveries of the channel (basic.recover)."""
         self.settle_runs(wire.REQUEUE, channel.unacked.take_through(0))
+
+
+def kept_by(settles: Iterable[Settle], catalog: Catalog) -> Kept:
+    """Return the queues in which these settles last: those that are durable, and no streams.
+
+    A message that goes back to its queue needs no more than the queue has already. A queue that the
+    catalog does not know by this id may be the former life of one that moves.
+    """
+    kept: Kept = {}
+    for kind, runs in settles:
+        for run in runs if kind != wire.REQUEUE else ():
+            consumer = run.consumer
+            for queue_id in consumer.queues_of(run):
+                queue = catalog.queue_by_id(queue_id)
+                if consumer.reading is None and (queue is None or queue.durable):
+                    kept.setdefault((consumer.shard, run.epoch), set()).add(queue_id)
+    return kept
 
 
 def _taken(

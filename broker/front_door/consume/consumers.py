@@ -195,6 +195,10 @@ class Consumer(ConsumerState):
         """Return its deliveries of a queue that wait for their ack."""
         return self.channel.unacked.of(self) if queue_id == self.queue_id else iter(())
 
+    def queues_of(self, run: Run[Consumer]) -> Iterable[int]:
+        """Return the ids of the queues of these deliveries, which are in `unsettled`."""
+        return (self.queue_id,)
+
     @property
     def is_in_limit(self) -> bool:
         """Return whether the limit of a channel holds for the consumer and what it holds.
@@ -267,6 +271,9 @@ class Getter(Consumer):
             for tag in range(run.first_tag, run.last_tag + 1):
                 if self._queues[tag] == queue_id:
                     yield run._replace(first_tag=tag, last_tag=tag)
+
+    def queues_of(self, run: Run[Consumer]) -> Iterable[int]:
+        return {self._queues[tag] for tag in range(run.first_tag, run.last_tag + 1)}
 
 
 class GroupConsumer:

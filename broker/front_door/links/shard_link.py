@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from shardmq.broker.front_door.consume.settling import Due, Settles
 from shardmq.broker.front_door.hot_state import PUBLISH_WINDOW_BYTES, LinkState
+from shardmq.broker.front_door.links.settled_waits import SettledWaits
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.dialer import Dialer
@@ -171,6 +172,7 @@ class ShardLink(LinkState):
         self.lends = False  # the shard sees the memory of `bodies`
         self.batch = 0  # number of the batch that was sent last
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()  # by number, unconfirmed
+        self.settled_waits = SettledWaits()
         # Batches made while the shard was away, and what each weighs.
         self.aside: list[tuple[bytes, int, list[Unconfirmed]]] = []
         # The shard has been away for too long: logged once each.
@@ -427,13 +429,15 @@ class ShardLink(LinkState):
         self._events.received()
 
     def _lose_sent(self) -> int:
-        """Report publishes that the shard has not confirmed as lost. It may have stored them."""
+        """Report what the shard has not confirmed as lost. It may have stored it all the same."""
         lost = [waiting for _, batch in self.sent for waiting in batch]
         self.sent.clear()
         if any(waiting.in_sequence for waiting in lost):
             self._lose_unsent()
         for waiting in lost:
             waiting.lost()
+        for settled in self.settled_waits.take():
+            settled.lost()
         return len(lost)
 
     def _lose_unsent(self) -> None:

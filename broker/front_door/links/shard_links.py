@@ -432,6 +432,8 @@ class ShardLinks(LinksState):
         elif isinstance(what, wire.TakenForGone):
             if what.process == self.incarnation:
                 self._events.outlived()
+        elif epoch == link.epoch and isinstance(what, wire.SettledSynced):
+            link.settled_waits.answered(what)
         elif epoch == link.epoch:
             request = getattr(what, "request", None)
             if request is None:

@@ -31,16 +31,20 @@ COMMIT_BYTES = 8 << 20
 
 
 class Committed:
-    """Hears what becomes of a transaction's publishes. `future` tells whether all are stored."""
+    """Hears what becomes of a transaction's publishes, or of its settles.
+
+    `future` tells whether all are on stable storage.
+    """
 
     # The commit is answered: a client that hears that it failed has sent nothing behind it.
     in_sequence = False
 
-    def __init__(self, connection: int, channel: int) -> None:
+    def __init__(self, connection: int, channel: int, shards: int = 0) -> None:
+        """Wait for so many answers; the caller ends the wait by one call of `confirmed` more."""
         self.connection = connection
         self.channel = channel
         self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.shards = 1  # batches to wait for, and the commit itself while it is being packed
+        self.shards = shards + 1  # answers to wait for, and the commit itself while it is packed
         self._stored = True
 
     def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
