@@ -6,6 +6,7 @@ It is said soon, whatever others do meanwhile, and nothing else is synced for it
 from __future__ import annotations
 
 import errno
+import threading
 from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +14,8 @@ from unittest import mock
 
 import pytest
 
+from shardmq.cluster.operations import OperationLog
+from shardmq.cluster.replicated_files import Confirmations, ReplicatedFiles, SyncNews
 from shardmq.shardd.store.format.segment_file import file_name
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_SYNCED_AT_ONCE
@@ -25,6 +28,7 @@ from tests.support.faulty_files import FaultyFiles
 from tests.support.shard_lives import DOORS, Known, Life
 from tests.support.syncing import sync
 
+EVER = 1 << 60
 MINE, OTHERS = 1, 2
 NOT_DURABLE, STREAM = 4, 5
 # With this seed the first messages are small and lie in one segment.
@@ -149,6 +153,33 @@ def test_a_segment_that_goes_while_its_acks_are_synced_has_its_new_name_synced_t
     made.store.finish_settled_sync(job)
     assert wait.is_over
     assert made.after_a_power_cut()[MINE] == 7
+
+
+def test_acks_last_when_the_followers_in_sync_have_synced_them_too() -> None:
+    """The sync returns when the number of its last operation is confirmed, and not before."""
+    files, log, confirmations = FaultyFiles(), OperationLog(), Confirmations()
+    done: list[int] = []
+    copied = ReplicatedFiles(files, "d", log, confirmations, SyncNews(lambda *_: None, done.append))
+    confirmations.confirm(EVER)
+    store = SegmentStore("d", files=copied, segment_bytes=4096)
+    store.recover([MINE])
+    entries = store.append(one(1) + one(2))[0].entries
+    sync(store)
+    confirmations.confirm(log.last.number)  # from now on the follower lags
+    store.settle(MINE, entries[:1], True)
+    wait = store.wait_for_acks([MINE])
+    job = store.begin_settled_sync([wait], everything=False)
+    assert job is not None
+    running = threading.Thread(target=job.run)
+    before = len(done)
+    running.start()
+    while len(done) == before:
+        running.join(0.001)
+    assert running.is_alive() and not job.done, "the own disk alone is not enough"
+    confirmations.confirm(EVER)
+    running.join()
+    store.finish_settled_sync(job)
+    assert wait.is_over
 
 
 # -- of a shard ------------------------------------------------------------------------------------
