@@ -6,16 +6,23 @@ It is said soon, whatever others do meanwhile, and nothing else is synced for it
 from __future__ import annotations
 
 import errno
+import select
 import threading
 from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from shardmq.cluster.operations import OperationLog
 from shardmq.cluster.replicated_files import Confirmations, ReplicatedFiles, SyncNews
+from shardmq.shardd import server
+from shardmq.shardd.peers import Outgoing
+from shardmq.shardd.server import Server
 from shardmq.shardd.store.format.segment_file import file_name
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_SYNCED_AT_ONCE
@@ -416,3 +423,79 @@ def test_the_vhost_that_goes_needs_no_acks() -> None:
     made.life.begin_settled_sync()
     made.life.end_settled_sync()
     assert not made.unanswered
+
+
+# -- of the loop -----------------------------------------------------------------------------------
+
+
+def loop_of(made: Asking, threads: Any, alone: bool) -> tuple[Any, list[Outgoing]]:
+    """Return what `Server.turn` looks at, and the list of what it sends."""
+    sent: list[Outgoing] = []
+    loop: Any = SimpleNamespace(
+        shard=made.life.shard,
+        links=SimpleNamespace(send=sent.extend, receive=lambda now: 1, hear=lambda fd, now: False),
+        _threads=threads,
+        _alone=alone,
+        _next_tick=made.life.now + 500,
+        _is_ready=True,
+        _others={},
+    )
+    loop._look_at = partial(Server._look_at, loop)
+    return loop, sent
+
+
+def test_an_answer_at_the_very_end_of_a_pass_leaves_with_the_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, begun = Asking(), []
+    made.life.turn()
+
+    def begin() -> None:
+        begun.append(1)
+        if len(begun) == 2:  # nothing is left to be synced
+            made.ask(NOT_DURABLE)
+
+    threads = SimpleNamespace(
+        begin_settled_sync=begin, begin_sync=lambda: None, begin_reclaim=lambda now: None
+    )
+    loop, sent = loop_of(made, threads, alone=False)
+    monkeypatch.setattr(server, "_now", lambda: made.life.now)
+    Server.turn(loop, [])
+    made.life.hear_all(sent)
+    assert not made.life.asked
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["syncs here", "syncs in its thread"])
+@pytest.mark.parametrize("written", [True, False], ids=["written", "not written"])
+@pytest.mark.parametrize("settled", ["some", "some, and synced", "all"])
+def test_the_loop_sends_the_answer_without_waiting_for_another_message(
+    monkeypatch: pytest.MonkeyPatch, *, alone: bool, written: bool, settled: str
+) -> None:
+    made = Asking(seed=SMALL)
+    made.settle_down()
+    made.publish(4)
+    if written:
+        made.life.sync()
+    made.ack()
+    while settled == "all" and made.life.held[MINE]:
+        made.ack()
+        made.life.turn()  # more is handed out
+    if settled == "some, and synced":
+        made.settle_down()
+    made.ask(MINE)
+    now = made.life.now
+    monkeypatch.setattr(server, "_now", lambda: now)
+    threads = SyncThreads(made.life.shard.syncs)
+    threads.messages.usual_s = 0.0
+    loop, sent = loop_of(made, threads, alone)
+    events: list[tuple[int, int]] = []
+    for _ in range(4):
+        Server.turn(loop, events)
+        made.life.hear_all(sent)
+        sent.clear()
+        if not made.life.asked:
+            break
+        readable, _, _ = select.select(threads.fds, [], [], 10)
+        assert readable, "the loop would sleep on"
+        events = [(fd, select.EPOLLIN) for fd in readable]
+    assert not made.life.asked and made.life.known.syncs_answered == 1
