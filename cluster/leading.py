@@ -12,36 +12,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-
 from shardmq.cluster import frames, rules
+from shardmq.cluster.comparing import CATCH_UP_BYTES_S, Comparing
 from shardmq.cluster.compression import PLAIN
 from shardmq.cluster.frame_streams import FrameStream
-from shardmq.cluster.operations import (
-    PIECE_BYTES,
-    Belongs,
-    FileSums,
-    OperationLog,
-    digests_of,
-)
+from shardmq.cluster.operations import Belongs, OperationLog
 from shardmq.cluster.record_store import RecordAway, RecordStore
-from shardmq.cluster.replicated_files import (
-    Confirmations,
-    ReplicatedFiles,
-    SnapshotFiles,
-    SyncNews,
-)
+from shardmq.cluster.replicated_files import Confirmations, ReplicatedFiles, SyncNews
 from shardmq.cluster.rules import Effects, Lead, Leader, Position, Record, Settings
 from shardmq.cluster.sending import Sender, Session
 from shardmq.shardd.store.files import Files
 
 # Operations are sent with the next sync, at the next tick, or when there are so many of them.
 UNSENT_BYTES_MAX: Final = 64 << 10
-CATCH_UP_BYTES_S: Final = 200_000_000  # of pieces, to each follower
 # An orderly hand-over is begun only if the record can be read within this time.
 RECORD_S_MAX: Final = 1.0
 
@@ -84,9 +70,7 @@ class LeaderOfCopies:
         self._clock = clock
         self._settings = settings or Settings()
         self._store = store
-        self._files = files
         self._operations = operations
-        self._rate = catch_up_bytes_s
         self._rules = Leader(
             node, life, lead.record, lead.revision, lead.base, self._settings, clock()
         )
@@ -102,7 +86,6 @@ class LeaderOfCopies:
         self._ended: asyncio.Future[str] | None = None
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._disk = ThreadPoolExecutor(2, "copies")
         self.replicated = ReplicatedFiles(
             files,
             root,
@@ -111,6 +94,7 @@ class LeaderOfCopies:
             SyncNews(self._appended, self._done),
             belongs,
         )
+        self._comparing = Comparing(files, self.replicated, self.sender, catch_up_bytes_s)
         self._done(self.replicated.sync_all_begun())  # the follower has synced all files
 
     @property
@@ -157,7 +141,7 @@ class LeaderOfCopies:
                 task.cancel()
             for session in list(self._sessions.values()):
                 session.close()
-            self._disk.shutdown(wait=False)
+            self._comparing.close()
             self.sender.close()
 
     async def _tick(self) -> None:
@@ -316,7 +300,7 @@ class LeaderOfCopies:
                     session.tasks.append(asyncio.create_task(self.sender.stream(session)))
                 case rules.Snapshot():
                     session = self._sessions[effect.node]
-                    session.tasks.append(asyncio.create_task(self._catch_up(session)))
+                    session.tasks.append(asyncio.create_task(self._comparing.bring_up(session)))
                 case rules.Cut():
                     log.warning("copies: %s is cut off: %s", effect.node, effect.why)
                     if (session := self._sessions.pop(effect.node, None)) is not None:
@@ -356,84 +340,3 @@ class LeaderOfCopies:
         except RecordAway:
             return  # the rules ask again
         self.recorded(record, revision)
-
-    async def _catch_up(self, session: Session) -> None:
-        """Have a follower make its files like the ones here, then send the operations since."""
-        loop = asyncio.get_running_loop()
-        began = time.monotonic()
-        try:
-            snapshot = await loop.run_in_executor(self._disk, self.replicated.snapshot)
-        except OSError as error:
-            log.error("copies: %s cannot be compared: %s", session.node, error)
-            session.stream.close()
-            return
-        try:
-            listing = await loop.run_in_executor(self._disk, self._listed, session, snapshot)
-            session.send(listing)
-            await session.stream.drain()
-            wanted = await session.wanted
-            sent = await self._send_pieces(session, snapshot, listing, wanted)
-            whole = await loop.run_in_executor(self._disk, self.replicated.position)
-            session.send(frames.Compared(session.number, whole.number))
-            session.after = snapshot.at
-            log.info(
-                "copies: %s got %d bytes of %d files in %.1f s",
-                session.node,
-                sent,
-                len(snapshot.files),
-                time.monotonic() - began,
-            )
-        except OSError as error:
-            log.error("copies: the comparison with %s has ended: %s", session.node, error)
-            session.stream.close()
-            return
-        finally:
-            self.replicated.close_snapshot(snapshot)
-        await self.sender.stream(session)
-
-    def _listed(self, session: Session, snapshot: SnapshotFiles) -> frames.Listing:
-        listed = []
-        for path, handle in snapshot.files:
-            size = self._files.size(handle)
-            listed.append(FileSums(path, size, digests_of(self._files, handle, size)))
-        return frames.Listing(session.number, snapshot.at, snapshot.folders, listed)
-
-    async def _send_pieces(
-        self,
-        session: Session,
-        snapshot: SnapshotFiles,
-        listing: frames.Listing,
-        wanted: frames.Want,
-    ) -> int:
-        """Send what differs, not faster than the rate; return how many bytes that were."""
-        loop = asyncio.get_running_loop()
-        handles = dict(snapshot.files)
-        sizes = {file.path: file.size for file in listing.files}
-        sent, began = 0, loop.time()
-        for path, numbers in wanted.pieces:
-            for number in numbers:
-                position = number * PIECE_BYTES
-                size = min(PIECE_BYTES, sizes.get(path, 0) - position)
-                if size <= 0:
-                    raise OSError(f"{session.node} wants piece {number} of {path!r}")
-                piece = frames.Piece(session.number, path, position, b"")
-                read = self._read_piece
-                got, message = await loop.run_in_executor(
-                    self._disk, read, session.method, piece, handles[path], size
-                )
-                self.sender.send_data(session, message)
-                await session.stream.drain()
-                sent += got
-                ahead_s = sent / self._rate - (loop.time() - began)
-                if ahead_s > 0:
-                    await asyncio.sleep(ahead_s)
-        return sent
-
-    def _read_piece(
-        self, method: str, piece: frames.Piece, handle: int, size: int
-    ) -> tuple[int, frames.Data | frames.Compressed]:
-        """Return how many bytes there are at the place of a piece, and the message with them."""
-        data = self.replicated.read_snapshot(handle, size, piece.position)
-        piece = msgspec.structs.replace(piece, data=data)
-        compressed = None if method == PLAIN else frames.compressed(piece, method)
-        return len(data), compressed or piece
