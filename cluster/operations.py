@@ -113,9 +113,9 @@ class OperationLog:
 
     def append(self, operation: Operation) -> int:
         """Append the next operation of the term, and return its number."""
-        at = Position(self.last.term, self.last.number + 1)
-        self.take(Numbered(at, operation))
-        return at.number
+        term, number = self.last
+        self.take(Numbered(Position(term, number + 1), operation))
+        return number + 1
 
     def take(self, numbered: Numbered) -> None:
         """Append an operation that has its number."""
@@ -139,11 +139,9 @@ class OperationLog:
             if position < self.oldest:
                 return None
             found: list[Numbered] = []
-            start = bisect_right(
-                self._operations, position, self._first, key=lambda numbered: numbered.at
-            )
             size = 0
-            for numbered in self._operations[start:]:
+            for index in range(self._place_after(position), len(self._operations)):
+                numbered = self._operations[index]
                 if found and (size >= bytes_max or numbered.at.term != found[0].at.term):
                     break
                 found.append(numbered)
@@ -153,10 +151,16 @@ class OperationLog:
     def bytes_after(self, position: Position) -> int:
         """Return the size of the operations after a position, as far as they are there."""
         with self._lock:
-            start = bisect_right(
-                self._operations, position, self._first, key=lambda numbered: numbered.at
-            )
+            start = self._place_after(position)
             return sum(len(each.operation.data) for each in self._operations[start:])
+
+    def _place_after(self, position: Position) -> int:
+        """Return the index of the first operation after a position."""
+        operations, last = self._operations, self.last
+        if position.term == last.term:  # as nearly always; there is no gap within a term
+            back = last.number - position.number
+            return max(len(operations) - back, self._first)
+        return bisect_right(operations, position, self._first, key=lambda numbered: numbered.at)
 
 
 def walk(files: Files, root: str, belongs: Belongs) -> Iterator[tuple[str, bool]]:
