@@ -378,6 +378,17 @@ class Leader:
             return []
         peer.heard_at = now
         peer.acked = max(peer.acked, message.number)
+        if (
+            node in self.record.in_sync
+            and peer.state is PeerState.STREAMING
+            and not (self._hands_over_to or self._possible or self._proposed)
+            and self._reads_since is None
+            and not self.has_stepped_down
+        ):
+            # As nearly always, this makes nothing possible but a confirm: it is not the answer of
+            # an heir, nor of a node that joins, and `tick` looks at what becomes late.
+            self.answered = self._answered()
+            return self._confirm()
         if peer.state is PeerState.COMPARING and peer.acked >= 0:
             peer.state = PeerState.STREAMING
         return self._act(now)
@@ -466,9 +477,11 @@ class Leader:
 
     def members(self) -> set[str]:
         """Return the nodes that are, or may be, in the in-sync set of the record, but this one."""
-        return {node for record in (self.record, *self._possible) for node in record.in_sync} - {
-            self.node
-        }
+        nodes = set(self.record.in_sync)
+        for record in self._possible:
+            nodes.update(record.in_sync)
+        nodes.discard(self.node)
+        return nodes
 
     def waits_for(self) -> Wait | None:
         """Return what the oldest sync that is not confirmed waits for; None if there is none."""
@@ -613,13 +626,18 @@ class Leader:
         return False
 
     def _answered(self) -> int:
-        joining = {peer.node for peer in self.peers.values() if peer.is_joining}
-        return min(self._numbers(self.members() | joining), default=sys.maxsize)
+        nodes = self.members()
+        for peer in self.peers.values():
+            if peer.is_joining:
+                nodes.add(peer.node)
+        return min(self._numbers(nodes), default=sys.maxsize)
 
     def _confirm(self) -> Effects:
+        if not self._syncs or self._syncs[0][0] > self.answered:
+            return []
         own = min(self._local, default=self._last_sync + 1) - 1
         done = min(own, self.answered)
-        if not self._syncs or self._syncs[0][0] > done or not self.are_enough():
+        if self._syncs[0][0] > done or not self.are_enough():
             return []
         number = self.confirmed
         while self._syncs and self._syncs[0][0] <= done:
@@ -629,7 +647,9 @@ class Leader:
 
     def are_enough(self, without: int = 0) -> bool:
         """Return whether there are as many members as a confirm needs, when so many are away."""
-        smallest = min(len(record.in_sync) for record in (self.record, *self._possible))
+        smallest = len(self.record.in_sync)
+        for record in self._possible:
+            smallest = min(smallest, len(record.in_sync))
         return smallest - without >= (self._min_in_sync or (self._copies + 1) // 2)
 
     def _numbers(self, nodes: Iterable[str]) -> Iterable[int]:
