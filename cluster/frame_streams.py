@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
 from shardmq.cluster.frames import FRAME_BYTES_MAX, LENGTH, BadFrame
+from shardmq.cluster.shared_ends import SharedEnd
 
 BUFFER_BYTES: Final = 256 << 10
 # A buffer that has grown for a longer frame is kept up to this size. The longest frames of
@@ -28,6 +29,8 @@ class FrameStream(asyncio.BufferedProtocol):
     """One end of a stream of frames. Nothing is taken from it before `first` or `take_all`.
 
     serve: begun with this stream when it is connected; None if the caller has connected it.
+
+    shared: its end, if threads may write and hear, too. Then a frame is taken in such a thread.
     """
 
     def __init__(self, serve: Serve | None = None) -> None:
@@ -40,6 +43,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._is_lost = False
+        self.shared: SharedEnd | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # -- for the two ends --------------------------------------------------------------------------
@@ -110,6 +114,9 @@ class FrameStream(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
+        self.shared = transport.get_extra_info("shared end")
+        if self.shared is not None:
+            self._transport = self.shared
         if self._serve is not None:
             self._serving = asyncio.get_running_loop().create_task(self._serve(self))
             self._serving.add_done_callback(_log_failure)
@@ -143,7 +150,10 @@ class FrameStream(asyncio.BufferedProtocol):
         try:
             needed = self._hand_out()
         except Exception as error:
-            self._fail(error)
+            if self.shared is not None:
+                self.shared.in_loop(self._fail, error)
+            else:
+                self._fail(error)
             self._transport.close()
             return
         waiting = self._end - self._start

@@ -1,7 +1,12 @@
 """The leader of copies: it carries out what `rules.Leader` decides.
 
 `LeaderOfCopies` runs in an event loop. The threads that write to its `ReplicatedFiles` must be
-others than the thread of this loop, because a sync waits until the loop has heard the followers.
+others than the thread of this loop, because a sync may wait for what only the loop does.
+
+A thread that syncs sends what there is to the followers itself, and hears their answers, where the
+end of their stream is shared with threads (shared_ends.py). The loop does the same for all others,
+and for the rest: it connects, compares, proposes, and looks at the time. Whoever asks the rules,
+writes to a shared end or hears it, holds the lock.
 """
 
 from __future__ import annotations
@@ -24,10 +29,11 @@ from shardmq.cluster.record_store import RecordAway, RecordStore
 from shardmq.cluster.replicated_files import Confirmations, ReplicatedFiles, SyncNews
 from shardmq.cluster.rules import Effects, Lead, Leader, Position, Record, Settings
 from shardmq.cluster.sending import Sender, Session
+from shardmq.cluster.shared_ends import SharedEnd
 from shardmq.shardd.store.files import Files
 
 # Operations are sent with the next sync, at the next tick, or when there are so many of them.
-UNSENT_BYTES_MAX: Final = 64 << 10
+UNSENT_BYTES_MAX: Final = 2 << 20
 # An orderly hand-over is begun only if the record can be read within this time.
 RECORD_S_MAX: Final = 1.0
 
@@ -44,6 +50,7 @@ class LeaderOfCopies:
     waits: called each second by a thread whose sync waits for other nodes.
     catch_up_bytes_s: how fast pieces of files are sent to a follower that is compared.
     compression: the method for followers that understand it.
+    lock: that of the shared ends of the streams.
 
     replicated: the `Files` to write to, from other threads.
     sender: has how much was sent.
@@ -64,9 +71,11 @@ class LeaderOfCopies:
         waits: Callable[[], None] = lambda: None,
         compression: str = PLAIN,
         clock: Callable[[], float] = time.monotonic,
+        lock: threading.RLock | None = None,
     ) -> None:
+        self.lock = lock or threading.RLock()
         self._method = compression
-        self.sender = Sender(operations, compression)
+        self.sender = Sender(operations, compression, self.lock)
         self._clock = clock
         self._settings = settings or Settings()
         self._store = store
@@ -76,22 +85,23 @@ class LeaderOfCopies:
         )
         operations.begin_term(lead.record.term, lead.base is not None)
         self._confirmations = Confirmations(waits)
-        self._news: deque[tuple[int, bool]] = deque()  # number of a sync, and whether it is done
+        self._news: deque[int] = deque()  # syncs that have begun
         self._unsent_bytes = 0
-        self._answered = 0  # no sync up to this number waits for another node
         self._is_woken = False
+        self._is_busy = False  # threads sync, and hear what comes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._why = ""  # it steps down
         self._ended: asyncio.Future[str] | None = None
         self._sessions: dict[str, Session] = {}
+        self._ends: tuple[SharedEnd, ...] = ()  # of the sessions
         self._tasks: set[asyncio.Task[None]] = set()
         self.replicated = ReplicatedFiles(
             files,
             root,
             operations,
             self._confirmations,
-            SyncNews(self._appended, self._done),
+            SyncNews(self._appended, self._begun, self._done),
             belongs,
         )
         self._comparing = Comparing(files, self.replicated, self.sender, catch_up_bytes_s)
@@ -113,11 +123,13 @@ class LeaderOfCopies:
     def lag_s(self) -> float:
         """Return for how long the slowest of the in-sync nodes has had a sync to answer."""
         now, rules_of = self._clock(), self._rules
-        return max((rules_of.lag_s(node, now) for node in rules_of.members()), default=0.0)
+        with self.lock:
+            return max((rules_of.lag_s(node, now) for node in rules_of.members()), default=0.0)
 
     def waits_for(self) -> rules.Wait | None:
         """Return what the oldest sync that is not confirmed waits for."""
-        return self._rules.waits_for()
+        with self.lock:
+            return self._rules.waits_for()
 
     # -- the life ----------------------------------------------------------------------------------
 
@@ -147,19 +159,26 @@ class LeaderOfCopies:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._settings.heartbeat_s / 2)  # late ones are missed soon
-            self._step()
-            self._act(self._rules.tick(self._clock()))
+            with self.lock:
+                self._step()
+                is_busy, self._is_busy = self._is_busy, False
+                for end in self._ends:
+                    end.hear()
+                    end.watch(not is_busy)
+                self._act(self._rules.tick(self._clock()))
 
     def recorded(self, record: Record | None, revision: int) -> None:
         """Take the record from a watch; in the thread of the loop."""
-        self._act(self._rules.recorded(record, revision, self._clock()))
+        with self.lock:
+            self._act(self._rules.recorded(record, revision, self._clock()))
 
     def copies_are(self, count: int, min_in_sync: int | None = None) -> None:
         """Take how many nodes have a copy or are to have one; in the thread of the loop.
 
         min_in_sync: that of the shard; None: that of the settings.
         """
-        self._act(self._rules.copies_are(count, self._clock(), min_in_sync))
+        with self.lock:
+            self._act(self._rules.copies_are(count, self._clock(), min_in_sync))
 
     async def may_hand_over(self, node: str) -> bool:
         """Return whether a member can lead and confirm at once; in the thread of the loop.
@@ -167,8 +186,9 @@ class LeaderOfCopies:
         The record is read for that. While etcd does not answer, a leader that stops has no heir,
         and the shard would be down until etcd is back.
         """
-        if not rules.may_leave(self._rules, node, self._clock()):
-            return False
+        with self.lock:
+            if not rules.may_leave(self._rules, node, self._clock()):
+                return False
         try:
             async with asyncio.timeout(RECORD_S_MAX):
                 record, revision = await self._store.read()
@@ -176,35 +196,47 @@ class LeaderOfCopies:
             log.info("copies: the lead stays here, because the record cannot be read: %s", error)
             return False
         self.recorded(record, revision)
-        now, leads = self._clock(), not self._rules.has_stepped_down
-        return leads and rules.may_leave(self._rules, node, now)
+        with self.lock:
+            leads = not self._rules.has_stepped_down
+            return leads and rules.may_leave(self._rules, node, self._clock())
 
     def hand_over(self, node: str) -> None:
         """Give the lead to a member; nobody writes any more. Then `run` returns."""
-        self._step()
-        self._act(self._rules.hand_over(node, self._clock()))
+        with self.lock:
+            self._step()
+            self._act(self._rules.hand_over(node, self._clock()))
 
     # -- from the threads that write ---------------------------------------------------------------
 
     def _appended(self, number: int, size: int) -> None:
-        """Wake the loop for a sync, or for many bytes: each turn of it costs the other threads."""
+        """Note an operation; wake the loop for many bytes that no sync sends."""
         if threading.get_ident() == self._thread and number:
             raise RuntimeError("a sync in the thread of the copies would wait for itself")
         if number:
-            self._news.append((number, False))
+            self._news.append(number)
         self._unsent_bytes += size
-        if number or self._unsent_bytes > UNSENT_BYTES_MAX:
+        if self._unsent_bytes > UNSENT_BYTES_MAX:
             self._unsent_bytes = 0
             self._wake()
 
-    def _done(self, number: int) -> None:
-        """Note the end of an own sync; the loop hears of it at once if nothing else is waited for.
+    def _begun(self) -> None:
+        """Send what there is, in the thread of a sync."""
+        self._unsent_bytes = 0
+        with self.lock:
+            self._take_news()
+            for session in self._sessions.values():
+                if session.stream.shared is not None:
+                    self.sender.has_news(session)
+                else:
+                    self._wake()
 
-        Otherwise it does when a follower answers, or at its next tick.
-        """
-        self._news.append((number, True))
-        if number <= self._answered:
-            self._wake()
+    def _done(self, number: int) -> None:
+        """Note the end of an own sync."""
+        with self.lock:
+            self._is_busy = True
+            self._take_news()
+            if effects := self._rules.sync_done(number):
+                self._act(effects)
 
     def _wake(self) -> None:
         if not self._is_woken and self._loop is not None:
@@ -216,20 +248,15 @@ class LeaderOfCopies:
 
     def _step(self) -> None:
         """Take the news of the threads that write, and let the sessions send what there is."""
-        self._is_woken = False
-        self._take_news()
-        for session in self._sessions.values():
-            self.sender.has_news(session)
+        with self.lock:
+            self._is_woken = False
+            self._take_news()
+            for session in self._sessions.values():
+                self.sender.has_news(session)
 
     def _take_news(self) -> None:
-        now = self._clock()
         while self._news:
-            number, is_done = self._news.popleft()
-            if is_done:
-                if effects := self._rules.sync_done(number):
-                    self._act(effects)
-            else:
-                self._rules.sync_begun(number, now)
+            self._rules.sync_begun(self._news.popleft(), self._clock())
 
     # -- followers ---------------------------------------------------------------------------------
 
@@ -241,38 +268,53 @@ class LeaderOfCopies:
                 hello = frames.from_follower(await stream.first())
             if not isinstance(hello, rules.Hello):
                 raise frames.BadFrame("no hello")
-            known = self._sessions.get(hello.node)
-            if self._rules.has_stepped_down or (known and known.number >= hello.session):
-                return
-            if known is not None:
-                known.close()
-            method = self._method_for(hello)
-            session = Session(hello.node, hello.session, method, stream)
-            self._sessions[hello.node] = session
-            oldest, last = self._operations.oldest, self._operations.last.number
-            self._act(self._rules.greeted(hello, oldest, last, self._clock()))
-            await stream.take_all(partial(self._hear, session))
+            with self.lock:
+                session = self._greet(hello, stream)
+            if session is not None:
+                await stream.take_all(partial(self._hear, session))
         except (OSError, EOFError, TimeoutError) as error:
             log.info("a follower's connection has ended: %s", error)
         except frames.BadFrame as error:
             log.error("a follower's connection is closed: %s", error)
         finally:
-            if session is None:
-                stream.close()
-            else:
-                session.close()
-                if self._sessions.get(session.node) is session:
-                    del self._sessions[session.node]
-                    self._act(self._rules.disconnected(session.node, session.number, self._clock()))
+            with self.lock:
+                if session is None:
+                    stream.close()
+                else:
+                    session.close()
+                    if self._sessions.get(session.node) is session:
+                        del self._sessions[session.node]
+                        self._sessions_changed()
+                        now = self._clock()
+                        self._act(self._rules.disconnected(session.node, session.number, now))
+
+    def _greet(self, hello: rules.Hello, stream: FrameStream) -> Session | None:
+        """Begin a session; None if there is a newer one."""
+        known = self._sessions.get(hello.node)
+        if self._rules.has_stepped_down or (known and known.number >= hello.session):
+            return None
+        if known is not None:
+            known.close()
+        session = Session(hello.node, hello.session, self._method_for(hello), stream)
+        self._sessions[hello.node] = session
+        self._sessions_changed()
+        oldest, last = self._operations.oldest, self._operations.last.number
+        self._act(self._rules.greeted(hello, oldest, last, self._clock()))
+        return session
+
+    def _sessions_changed(self) -> None:
+        ends = [session.stream.shared for session in self._sessions.values()]
+        self._confirmations.heard = self._ends = tuple(end for end in ends if end is not None)
 
     def _hear(self, session: Session, frame: memoryview) -> None:
-        """Take a frame of a follower."""
+        """Take a frame of a follower, in any thread."""
         message = frames.from_follower(frame)
         if isinstance(message, rules.Ack | rules.Refusal):
-            self._take_news()
-            self._act(self._rules.heard(session.node, message, self._clock()))
-        elif isinstance(message, frames.Want) and not session.wanted.done():
-            session.wanted.set_result(message)
+            with self.lock:
+                self._take_news()
+                self._act(self._rules.heard(session.node, message, self._clock()))
+        elif isinstance(message, frames.Want):
+            self._in_loop(session.wants, message)
 
     def _method_for(self, hello: rules.Hello) -> str:
         """Return by which method data are compressed for a follower; "none" if they are not."""
@@ -282,39 +324,55 @@ class LeaderOfCopies:
         return PLAIN
 
     def _act(self, effects: Effects) -> None:
+        """Carry out what the rules have decided. Only the thread of the loop does all of it."""
         for effect in effects:
+            if isinstance(effect, rules.Confirm):
+                self._confirmations.confirm(effect.number)
+            else:
+                self._in_loop(self._carry_out, effect)
+
+    def _in_loop(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Call this in the thread of the loop, at once if it is the present one."""
+        if self._loop is None or threading.get_ident() == self._thread:
+            act(*arguments)
+            return
+        try:
+            self._loop.call_soon_threadsafe(act, *arguments)
+        except RuntimeError:
+            pass  # the loop has ended
+
+    def _carry_out(self, effect: rules.Effect) -> None:
+        with self.lock:
             match effect:
                 case rules.Send():
                     session = self._sessions.get(effect.node)
                     if session is not None and session.number == effect.message.session:
                         session.send(effect.message)  # type: ignore[arg-type]
-                case rules.Confirm():
-                    self._confirmations.confirm(effect.number)
                 case rules.Propose():
                     self._spawn(self._propose(effect))
                 case rules.Read():
                     self._spawn(self._read())
-                case rules.Stream():
-                    session = self._sessions[effect.node]
-                    session.after = effect.after
-                    session.tasks.append(asyncio.create_task(self.sender.stream(session)))
-                case rules.Snapshot():
-                    session = self._sessions[effect.node]
-                    session.tasks.append(asyncio.create_task(self._comparing.bring_up(session)))
+                case rules.Stream() | rules.Snapshot():
+                    session = self._sessions.get(effect.node)
+                    if session is None or session.number != effect.session:
+                        return  # it has ended before the loop came to this
+                    if isinstance(effect, rules.Stream):
+                        session.after = effect.after
+                        work = self.sender.stream(session)
+                    else:
+                        work = self._comparing.bring_up(session)
+                    session.tasks.append(asyncio.create_task(work))
                 case rules.Cut():
                     log.warning("copies: %s is cut off: %s", effect.node, effect.why)
                     if (session := self._sessions.pop(effect.node, None)) is not None:
                         session.close()
+                        self._sessions_changed()
                 case rules.StepDown():
                     log.warning("copies: this node leads no more: %s", effect.why)
                     self._why = effect.why
                     self._confirmations.depose(effect.why)
                     if self._ended is not None and not self._ended.done():
                         self._ended.set_result(effect.why)
-        if (answered := self._rules.answered) != self._answered:
-            self._answered = answered
-            if self._news:  # the end of a sync may have come while the number was still the old one
-                self._wake()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -332,7 +390,8 @@ class LeaderOfCopies:
 
     async def _propose(self, effect: rules.Propose) -> None:
         outcome = await self._store.swap(effect.record, effect.revision)
-        self._act(self._rules.swapped(outcome, self._clock()))
+        with self.lock:
+            self._act(self._rules.swapped(outcome, self._clock()))
 
     async def _read(self) -> None:
         try:

@@ -10,9 +10,14 @@ Names decide, not handles: what is written to a file that has lost its name chan
 
 from __future__ import annotations
 
+import math
+import os
+import select
+import sys
 import threading
+import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from shardmq.cluster.operations import (
     OPERATION_BYTES,
@@ -28,63 +33,109 @@ from shardmq.cluster.rules import Position
 from shardmq.shardd.store.files import Files
 
 WAITS_EACH_S: Final = 1.0
+BELL: Final = os.EFD_NONBLOCK | os.EFD_CLOEXEC
 
 
 class Deposed(Exception):
     """The process leads no more: nothing is confirmed, and it has to end."""
 
 
+class Heard(Protocol):
+    """The end of a stream of a follower, as threads hear it that wait for its answer."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when `hear` has something to do; or -1."""
+
+    def hear(self) -> None:
+        """Take in what has come, without waiting."""
+
+
 class Confirmations:
-    """Up to which number syncs are confirmed. Any thread may wait, and one tells."""
+    """Up to which number syncs are confirmed. Any thread may wait, and tell.
+
+    waits: called each second by a thread that waits.
+
+    heard: what brings answers. A thread that waits hears them itself, because to be woken by
+        another thread takes longer.
+    """
 
     def __init__(self, waits: Callable[[], None] = lambda: None) -> None:
-        """Begin with nothing confirmed. `waits` is called each second by a thread that waits."""
+        """Begin with nothing confirmed."""
+        self.heard: tuple[Heard, ...] = ()
         self._waits = waits
         self._confirmed = 0
         self._deposed = ""
         self._lock = threading.Lock()
-        # A lock of its own for each wait: a condition would wake each thread twice.
-        self._waiting: list[tuple[int, threading.Lock]] = []
+        self._waiting: dict[int, tuple[int, int]] = {}  # by bell, until which number, and who
+        self._bells: list[int] = []  # that nobody uses now; there are as many as threads waited
 
     def confirm(self, number: int) -> None:
         with self._lock:
-            self._confirmed = number
-            woken = [wait for until, wait in self._waiting if until <= number]
-            self._waiting = [each for each in self._waiting if each[0] > number]
-        for wait in woken:
-            wait.release()
+            self._confirmed = max(self._confirmed, number)
+            self._ring(self._confirmed)
 
     def depose(self, why: str) -> None:
         with self._lock:
-            self._deposed = why
-            woken, self._waiting = self._waiting, []
-        for _, wait in woken:
-            wait.release()
+            self._deposed = why or "deposed"
+            self._ring(sys.maxsize)
+            while self._bells:  # nobody will wait any more
+                os.close(self._bells.pop())
 
-    def wait(self, number: int) -> None:
-        """Return when this number is confirmed. Raises Deposed."""
+    def _ring(self, number: int) -> None:
+        own = threading.get_ident()
+        for bell, (until, thread) in self._waiting.items():
+            if until <= number and thread != own:
+                os.eventfd_write(bell, 1)
+
+    def wait(self, number: int, seconds: float = math.inf) -> bool:
+        """Return whether this number is confirmed within these seconds. Raises Deposed."""
         with self._lock:
             if self._confirmed >= number:
-                return
+                return True
             if self._deposed:
                 raise Deposed(self._deposed)
-            wait = threading.Lock()
-            wait.acquire()
-            self._waiting.append((number, wait))
-        while not wait.acquire(timeout=WAITS_EACH_S):
-            self._waits()
-        if self._confirmed < number:
+            bell = self._bells.pop() if self._bells else os.eventfd(0, BELL)
+            self._waiting[bell] = number, threading.get_ident()
+        try:
+            self._hear_until(number, bell, time.monotonic(), seconds)
+        finally:
+            with self._lock:
+                del self._waiting[bell]
+                self._bells.append(bell) if not self._deposed else os.close(bell)
+        if self._confirmed < number and self._deposed:
             raise Deposed(self._deposed)
+        return self._confirmed >= number
+
+    def _hear_until(self, number: int, bell: int, began: float, seconds: float) -> None:
+        """Hear answers until this number is confirmed, or nothing is any more, or time is up."""
+        now, until, waits_at = began, began + seconds, began + WAITS_EACH_S
+        while self._confirmed < number and not self._deposed and now < until:
+            poll = select.poll()
+            poll.register(bell, select.POLLIN)
+            heard = {fd: each for each in self.heard if (fd := each.fileno()) >= 0}
+            for fd in heard:
+                poll.register(fd, select.POLLIN)
+            for fd, _ in poll.poll(min(WAITS_EACH_S, until - now) * 1000):
+                if fd in heard:
+                    heard[fd].hear()
+                else:  # a ring for the wait before may come late
+                    os.eventfd_read(bell)
+            now = time.monotonic()
+            if now >= waits_at:
+                waits_at = now + WAITS_EACH_S
+                self._waits()
 
 
 class SyncNews(NamedTuple):
     """The news for the leader's rules from the threads that write; any of them calls.
 
     appended: there is a new operation in the log, with its bytes; the number is 0 if it is no sync.
+    begun: a sync was appended, and its thread may send it; the lock of the files is free.
     done: the own sync of this number is done; or it has failed, so nothing waits for it.
     """
 
     appended: Callable[[int, int], None]
+    begun: Callable[[], None]
     done: Callable[[int], None]
 
 
@@ -128,6 +179,7 @@ class ReplicatedFiles:
         self._news = news
         self._belongs = belongs
         self._lock = threading.Lock()
+        self._own: dict[int, int] = {}  # threads whose syncs wait for nobody, with the last number
         self._open: dict[int, _Named] = {}
         self._named: dict[str, _Named] = {}
         self.list = files.list
@@ -254,10 +306,35 @@ class ReplicatedFiles:
             sync()
             return
         try:
+            self._news.begun()
             sync()
         finally:
             self._news.done(number)
-        self._confirmations.wait(number)
+        if (thread := threading.get_ident()) in self._own:
+            self._own[thread] = number
+        else:
+            self._confirmations.wait(number)
+
+    def sync_own(self, act: Callable[[], None]) -> int:
+        """Call `act`, whose syncs wait for no other node; return the number to wait for, or 0.
+
+        Each copy does the operations in their order, syncs included. So what follows a sync is on
+        no disk that has not done the sync, and only what `act` confirms has to wait.
+        """
+        thread = threading.get_ident()
+        self._own[thread] = 0
+        try:
+            act()
+        finally:
+            number = self._own.pop(thread)
+        return number
+
+    def is_confirmed(self, number: int, seconds: float = math.inf) -> bool:
+        """Return whether a sync is on stable storage of each member within so many seconds.
+
+        Raises Deposed.
+        """
+        return self._confirmations.wait(number, seconds)
 
     # -- snapshots ---------------------------------------------------------------------------------
 

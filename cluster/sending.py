@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -34,7 +35,7 @@ class Session:
         self.method = method
         self.stream = stream
         self.after = Position(0, 0)
-        self.more = asyncio.Event()
+        self.more = asyncio.Event()  # `has_more` sets it
         self.has_all = False  # what is new can be sent at once, and `more` is waited for
         self.wanted: asyncio.Future[frames.Want] = asyncio.get_running_loop().create_future()
         self.tasks: list[asyncio.Task[None]] = []
@@ -51,6 +52,18 @@ class Session:
         frame = frames.encode(message)
         self.stream.write(frame)
         return len(frame)
+
+    def has_more(self) -> None:
+        """Let the task that sends go on."""
+        if self.stream.shared is not None:
+            self.stream.shared.in_loop(self.more.set)
+        else:
+            self.more.set()
+
+    def wants(self, message: frames.Want) -> None:
+        """Take which pieces the follower wants."""
+        if not self.wanted.done():
+            self.wanted.set_result(message)
 
     def close(self) -> None:
         for task in self.tasks:
@@ -97,12 +110,15 @@ class Sender:
     """Sends operations and pieces of files over the sessions of a leader.
 
     compression: the method for followers that understand it.
+    lock: held by the caller of `has_news`.
+
     sent_bytes, plain_bytes: of what was sent, over all followers, and what they would be if nothing
         was compressed.
     """
 
-    def __init__(self, operations: OperationLog, compression: str) -> None:
+    def __init__(self, operations: OperationLog, compression: str, lock: threading.RLock) -> None:
         self.sent_bytes = self.plain_bytes = 0
+        self._lock = lock
         self._operations = operations
         self._compressing = Compressing(compression)
 
@@ -115,7 +131,7 @@ class Sender:
             self._send_operations(session)  # without a turn of the task
             if session.has_all:
                 return
-        session.more.set()
+        session.has_more()
 
     async def stream(self, session: Session) -> None:
         """Send operations as they come."""
@@ -125,7 +141,8 @@ class Sender:
                 if session.method != PLAIN:
                     await self._send_compressed(session)
                 else:
-                    self._send_operations(session)
+                    with self._lock:
+                        self._send_operations(session)
                 await session.stream.drain()
                 if session.has_all:
                     await session.more.wait()

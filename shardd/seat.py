@@ -6,6 +6,7 @@ them: each change goes to the nodes that follow, and a sync waits for those of t
 leader that another node has replaced is over, and its process starts again as a follower.
 
 All this runs in an event loop in a thread of its own, because the threads of the shard wait for it.
+Only operations and their answers go without it: threads that sync send and hear them themselves.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from shardmq.cluster.replicas import decoded as replicas_in
 from shardmq.cluster.replicated_files import Deposed, ReplicatedFiles
 from shardmq.cluster.rules import Record, Settings, Wait
 from shardmq.cluster.secret import tls_context
+from shardmq.cluster.shared_ends import SharedServer
 from shardmq.cluster.streams import (
     COPY_STATE,
-    OPENING_S_MAX,
     Address,
     NoStream,
     Opening,
@@ -133,6 +134,7 @@ class Seat:
         self._keys = KeyNames(copies.cluster)
         self._own_replicas = self._keys.replicas_of(config.shard)
         self._operations = OperationLog()
+        self._lock = threading.RLock()  # of the leader, and of its ends of streams
         self._nodes: dict[int, Node] = {}
         self._records: dict[int, Record] = {}  # of all shards
         self._claims: dict[int, Copies] = {}
@@ -208,10 +210,7 @@ class Seat:
     def waits_for(self) -> str:
         """Why syncs are not confirmed, as an alarm; "" if it is the disk, or if they are."""
         leader = self._leader
-        try:
-            return "" if leader is None else WAITS[leader.waits_for()]
-        except IndexError:  # the thread of the copies has confirmed the last one meanwhile
-            return ""
+        return "" if leader is None else WAITS[leader.waits_for()]
 
     def numbers(self) -> dict[str, float]:
         """Return how many nodes have all that is confirmed, and how far the last one is behind.
@@ -240,14 +239,13 @@ class Seat:
 
     async def _play(self) -> str:
         """Follow, then lead; return why that is over."""
-        loop = self._loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._etcd = client(self._copies.etcd)
-        server_tls = tls_context(self._copies.keys, server=True)
-        server = await loop.create_server(
+        server = SharedServer(
+            socket.socket(fileno=os.dup(self._copies.fd)),
+            tls_context(self._copies.keys, server=True),
             lambda: OpeningProtocol(self._accept),
-            sock=socket.socket(fileno=os.dup(self._copies.fd)),
-            ssl=server_tls,
-            ssl_handshake_timeout=OPENING_S_MAX,
+            self._lock,
         )
         watching = asyncio.create_task(self._watch())
         looking = asyncio.create_task(self._look_at_copies())
@@ -304,6 +302,7 @@ class Seat:
             self._settings,
             waits=notify.watchdog,
             compression=self._copies.compression,
+            lock=self._lock,
         )
         self._leader.copies_are(self._copies_count(), self._min_in_sync())
         self.files = self._leader.replicated

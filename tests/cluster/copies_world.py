@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,19 @@ from shardmq.cluster.leading import LeaderOfCopies
 from shardmq.cluster.operations import Belongs, CopiedDirectory, OperationLog
 from shardmq.cluster.record_store import RecordAway
 from shardmq.cluster.rules import Lead, Record, Settings, Swap
+from shardmq.cluster.secret import Keys, keys_of, tls_context
+from shardmq.cluster.shared_ends import SharedEnd
 from shardmq.shardd.store.files import Files, OsFiles
 
 SETTINGS = Settings(
     lag_s=1.0, heartbeat_s=0.05, retry_s=0.05, restart_wait_s=0.1, disk_stall_s=20.0
 )
 PATIENCE_S = 20.0
+
+
+@cache
+def cluster_keys() -> Keys:
+    return keys_of("a secret of tests", "tests")
 
 
 class Store:
@@ -145,6 +152,7 @@ class CopiesWorld:
         self.settings = settings
         self.compression = "none"
         self.is_alone = False  # followers apply in the thread of the loop
+        self.is_shared = True  # the ends of the leader, by TLS, with the threads that sync
         self.store = Store()
         self.nodes: dict[str, CopiesNode] = {}
         self.cut: set[str] = set()  # nodes that nobody reaches
@@ -169,11 +177,20 @@ class CopiesWorld:
             raise NotLeading(node.life)
         mine, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
-        _, served = await loop.create_connection(
-            partial(FrameStream, node.leader.serve), sock=theirs
-        )
+        if self.is_shared:
+            keys = cluster_keys()
+            served = FrameStream(node.leader.serve)
+            SharedEnd(theirs, tls_context(keys, server=True), served, node.leader.lock)
+            tls = tls_context(keys, server=False)
+            _, stream = await loop.create_connection(
+                FrameStream, sock=mine, ssl=tls, server_hostname=""
+            )
+        else:
+            _, served = await loop.create_connection(
+                partial(FrameStream, node.leader.serve), sock=theirs
+            )
+            _, stream = await loop.create_connection(FrameStream, sock=mine)
         self.pipes.append(served)
-        _, stream = await loop.create_connection(FrameStream, sock=mine)
         return stream
 
     def cut_all(self) -> None:

@@ -117,10 +117,11 @@ async def begun(world: CopiesWorld, path: Path, names: str = "ab") -> tuple[Copi
 
 
 @pytest.mark.parametrize("is_alone", [False, True], ids=["beside others", "alone"])
+@pytest.mark.parametrize("is_shared", [False, True], ids=["by the loop", "by threads"])
 async def test_what_was_answered_is_on_the_follower(
-    world: CopiesWorld, tmp_path: Path, is_alone: bool
+    world: CopiesWorld, tmp_path: Path, is_alone: bool, is_shared: bool
 ) -> None:
-    world.is_alone = is_alone
+    world.is_alone, world.is_shared = is_alone, is_shared
     a, b = await begun(world, tmp_path)
     kept = await Kept(await world.leader(), a).load()
     await kept.write(VhostPut("/"), UserPut("u", ""))

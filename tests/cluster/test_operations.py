@@ -57,7 +57,9 @@ def replicated(
 ) -> ReplicatedFiles:
     confirmations = Confirmations()
     confirmations.confirm(EVER)
-    return kind(files, root, log, confirmations, SyncNews(lambda *_: None, lambda _: None))
+    return kind(
+        files, root, log, confirmations, SyncNews(lambda *_: None, lambda: None, lambda _: None)
+    )
 
 
 def crash_states(files: FaultyFiles) -> Any:
@@ -532,7 +534,7 @@ def test_what_does_not_belong_to_the_copy_is_neither_sent_nor_taken_nor_removed(
     log, confirmations = OperationLog(), Confirmations()
     root = tmp_path / "leader"
     root.mkdir()
-    news = SyncNews(lambda *_: None, lambda _: None)
+    news = SyncNews(lambda *_: None, lambda: None, lambda _: None)
     files = ReplicatedFiles(OsFiles(), str(root), log, confirmations, news, belongs)
     handle = files.open(str(root / "other"), create=True)
     files.write(handle, b"x", 0)
