@@ -25,7 +25,7 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.snapshotting import Snapshotting
 from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
 from shardmq.shardd.store.files import Files, is_full
-from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
+from shardmq.shardd.sync_threads import QUICK_SYNC_S, Copies, SyncThreads, WatchedCopies
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire import short_ways
 from shardmq.shardd.wire.board import Board, path_of
@@ -56,6 +56,10 @@ FAILED, REFUSED = 1, 2
 LAST_SYNC_S = 5.0
 
 
+class CopiedFiles(Files, Copies, Protocol):
+    """The files of a shard with copies on other nodes."""
+
+
 class Copied(Protocol):
     """The seat of a shard with copies on other nodes; `seat.Seat` explains the members."""
 
@@ -66,7 +70,7 @@ class Copied(Protocol):
     failure: BaseException | None
 
     @property
-    def files(self) -> Files | None: ...
+    def files(self) -> CopiedFiles | None: ...
     @property
     def waits_for(self) -> str: ...
     def look(self) -> None: ...
@@ -97,7 +101,7 @@ class Server:
         seat: Copied | None = None,
     ) -> None:
         self.config = config
-        self._alone = alone and seat is None
+        self._alone = alone
         self._seat = seat
         self._on_ready = on_ready
         self._is_ready = False
@@ -125,7 +129,9 @@ class Server:
             timeout_closes=config.consumer_timeout_action == "close",
             short_way=short_ways.are_on(),
         )
-        self._threads = SyncThreads(self.shard.syncs)
+        self._threads = SyncThreads(
+            self.shard.syncs, None if files is None else WatchedCopies(files, self._calls)
+        )
         self._snapshots = Snapshotting(self.shard, self._directory, self.watch)
         self._spin = Spin(config.spin_us)
         self._memory = AfterBursts(BURST_BYTES)

@@ -7,12 +7,16 @@ ended, and begins the next one.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import select
 import threading
 import time
+from collections.abc import Callable
+from typing import Protocol
 
+from shardmq.shardd.disk import Calls
 from shardmq.shardd.stores import SyncJob
 from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.upkeep import Step
@@ -22,6 +26,8 @@ log = logging.getLogger("shardmq.shardd.sync_threads")
 
 # The loop itself may wait for a disk that syncs in less than this, when little else is at hand.
 QUICK_SYNC_S = 0.001
+# The loop itself waits so long for the answers of nodes that have copies.
+ANSWERED_S_MAX = 0.002
 # The number of syncs over which the usual time is averaged.
 USUAL_OF = 16
 
@@ -64,11 +70,67 @@ class Syncer:
         self.usual_s += (took - self.usual_s) / USUAL_OF
 
 
-class SyncThreads:
-    """The threads of one shard, and the jobs under way in them."""
+class Copies(Protocol):
+    """The files of a shard with copies on other nodes; `ReplicatedFiles` explains the methods."""
 
-    def __init__(self, syncs: Syncs) -> None:
+    def sync_own(self, act: Callable[[], None]) -> int: ...
+    def is_confirmed(self, number: int, seconds: float = math.inf) -> bool: ...
+
+
+class WatchedCopies:
+    """The wait for nodes that have copies, noted in `Calls` while it lasts."""
+
+    def __init__(self, copies: Copies, calls: Calls) -> None:
+        self.sync_own = copies.sync_own
+        self.is_confirmed = calls.timed("sync", copies.is_confirmed)
+
+
+class CopiedSync:
+    """A sync that the loop runs, and that a thread ends if the other nodes do not answer soon.
+
+    The first `run` waits for them no longer than ANSWERED_S_MAX, the second one as long as it
+    takes. The owner of the sync finds out itself if its own part has failed.
+    """
+
+    def __init__(self, sync: SyncJob, copies: Copies) -> None:
+        self._sync = sync
+        self._copies = copies
+        self._number: int | None = None  # None: its own part is not done
+        self._is_answered = False
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        seconds = math.inf
+        if self._number is None:
+            seconds = ANSWERED_S_MAX
+            self._number = self._copies.sync_own(self._sync.run)
+        try:
+            self._is_answered = self._copies.is_confirmed(self._number, seconds)
+        except BaseException as error:
+            self._error = error
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether there is nothing to wait for any more."""
+        return self._number is None or self._is_answered or self._error is not None
+
+    def check(self) -> None:
+        """Raise if its own part was done, and it is not known that the other nodes have it."""
+        if self._number is not None and not self._is_answered:
+            raise self._error or RuntimeError("a wait for other nodes did not come to its end")
+
+
+class SyncThreads:
+    """The threads of one shard, and the jobs under way in them.
+
+    copies: the files, if other nodes have copies.
+    """
+
+    def __init__(self, syncs: Syncs, copies: Copies | None = None) -> None:
         self._syncs = syncs
+        self._copies = copies
+        self._copied: CopiedSync | None = None  # under way in the thread
         self.messages = Syncer("sync")
         self._settled = Syncer("sync of what is settled")
         self._reclaimer = Syncer("reclaim")
@@ -106,6 +168,9 @@ class SyncThreads:
     def _end_sync(self) -> None:
         os.eventfd_read(self.messages.fd)
         self._syncing = False
+        if self._copied is not None:
+            copied, self._copied = self._copied, None
+            copied.check()
         self._syncs.end()
 
     def begin_sync(self) -> None:
@@ -119,12 +184,23 @@ class SyncThreads:
         """Sync in the thread of the loop.
 
         With one batch at hand and a quick disk, the two wake-ups of the thread take longer than the
-        sync itself.
+        sync itself. Where other nodes have copies, a thread takes the wait over if they are slow.
         """
         sync = self._syncs.begin()
-        if sync is not None:
+        if sync is None:
+            return
+        if self._copies is None:
             self.messages.run(sync)
             self._syncs.end()
+            return
+        copied = CopiedSync(sync, self._copies)
+        self.messages.run(copied)
+        if copied.is_over:
+            copied.check()
+            self._syncs.end()
+        else:
+            self._syncing, self._copied = True, copied
+            self.messages.start(copied)
 
     def await_sync(self, timeout_s: float | None = None) -> None:
         """Wait for the end of the sync of messages under way, if there is one."""
