@@ -34,7 +34,7 @@ class UnderSettledSync:
     """The part of a store that a sync of acks makes last."""
 
     named: list[int]  # numbers of segments whose names last after the job
-    segments: list[Segment]  # those whose acks files are synced
+    segments: list[Segment]  # those whose acks files are synced and have all acks until then
     waits: Collection[AckWait]
 
 
@@ -263,7 +263,8 @@ class Syncs:
             files=segments.files,
             directory=segments.directory,
             with_directory=with_directory or bool(named),
-            noted=UnderSettledSync(named, taken, waits),
+            # What a merge holds back of a segment is not in its acks file.
+            noted=UnderSettledSync(named, [one for one in taken if not one.settled], waits),
             paths=[settled.path_of(segment) for segment in taken],
             more=len(taken) == ACKS_FILES_SYNCED_AT_ONCE,
         )
