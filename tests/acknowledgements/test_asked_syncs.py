@@ -166,14 +166,22 @@ def test_acks_last_when_the_followers_in_sync_have_synced_them_too() -> None:
     """The sync returns when the number of its last operation is confirmed, and not before."""
     files, log, confirmations = FaultyFiles(), OperationLog(), Confirmations()
     done: list[int] = []
-    copied = ReplicatedFiles(files, "d", log, confirmations, SyncNews(lambda *_: None, done.append))
-    confirmations.confirm(EVER)
+    news = SyncNews(lambda *_: None, lambda: None, done.append)
+    copied = ReplicatedFiles(files, "d", log, confirmations, news)
     store = SegmentStore("d", files=copied, segment_bytes=4096)
-    store.recover([MINE])
-    entries = store.append(one(1) + one(2))[0].entries
-    sync(store)
-    confirmations.confirm(log.last.number)  # from now on the follower lags
-    store.settle(MINE, entries[:1], True)
+
+    def begin() -> None:
+        store.recover([MINE])
+        entries.extend(store.append(one(1) + one(2))[0].entries)
+        sync(store)
+
+    entries: list[int] = []
+    beginning = threading.Thread(target=begin)
+    beginning.start()
+    while beginning.is_alive():
+        confirmations.confirm(log.last.number)
+        beginning.join(0.001)  # from then on the follower lags
+    store.settle(MINE, array("Q", entries[:1]), True)
     wait = store.wait_for_acks([MINE])
     job = store.begin_settled_sync([wait], everything=False)
     assert job is not None

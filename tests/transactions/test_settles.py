@@ -122,3 +122,12 @@ async def test_a_commit_that_settled_nothing_that_is_kept_waits_for_nobody() -> 
     acks_of().make_last({}, committed)
     committed.confirmed()
     assert committed.future.result()
+
+
+async def test_a_commit_gives_up_a_shard_that_does_not_answer() -> None:
+    link, committed = Link(), Committed(9, 1, shards=1)
+    acks_of(link).make_last({(0, EPOCH): {DURABLE}}, committed)
+    committed.confirmed()
+    assert not await committed.within(0.0)
+    link.settled_waits.answered(wire.SettledSynced(1, True))  # late
+    assert await committed.within(0.0)

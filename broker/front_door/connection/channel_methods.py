@@ -20,7 +20,7 @@ from shardmq.broker.front_door.consume.acks import kept_by
 from shardmq.broker.front_door.consume.consuming import check_consume
 from shardmq.broker.front_door.consume.refusals import CONSUME, GET
 from shardmq.broker.front_door.publish import transactions
-from shardmq.broker.front_door.publish.commit import Committed
+from shardmq.broker.front_door.publish.commit import SETTLED_S_MAX, Committed
 from shardmq.broker.front_door.publish.confirms import Answered
 from shardmq.broker.front_door.publish.effects import SlicedTask
 from shardmq.broker.front_door.publish.reservations import refused
@@ -227,7 +227,8 @@ async def _tx_commit(caller: Caller, channel: Channel, method: commands.Tx.Commi
     acks.make_last(kept, settled)
     settled.confirmed()
     caller.services.loop.schedule_end_of_pass()
-    if not all(await asyncio.gather(stored, settled.future)):
+    is_stored = await stored
+    if not (await settled.within(SETTLED_S_MAX) and is_stored):
         raise ChannelException(406, "partial tx completion", 90, TX_COMMIT)
     return commands.Tx.CommitOk() if channel.is_open else None
 

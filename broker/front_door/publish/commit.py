@@ -28,6 +28,8 @@ from shardmq.shardd.wire.messages import PARTLY_REFUSED
 Opened = Callable[[Session, Iterable[Decided]], Awaitable[None]]
 # Publishes that leave together at the most, in bytes of stored messages.
 COMMIT_BYTES = 8 << 20
+# A commit waits so long for shards to say that its settles last. An older one does not answer.
+SETTLED_S_MAX = 60.0
 
 
 class Committed:
@@ -63,6 +65,12 @@ class Committed:
     def lost(self) -> None:
         self._stored = False
         self.confirmed()
+
+    async def within(self, seconds: float) -> bool:
+        """Return whether it is known within this time that all are on stable storage."""
+        if not self.future.done():
+            await asyncio.wait([self.future], timeout=seconds)
+        return self.future.done() and self.future.result()
 
 
 class Commit:
