@@ -25,6 +25,7 @@ from shardmq.shardd.peers import Outgoing
 from shardmq.shardd.server import Server
 from shardmq.shardd.store.format.segment_file import file_name
 from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.segments.ack_waits import AckWait
 from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_SYNCED_AT_ONCE
 from shardmq.shardd.store.segments.segments import Segments
 from shardmq.shardd.sync_threads import SyncThreads
@@ -52,19 +53,31 @@ def one(number: int, queue: int = MINE, size: int = 1200) -> bytes:
 class Store:
     """A store of two queues, with some messages of each in each of its segments."""
 
-    def __init__(self, messages: int, queues: tuple[int, ...] = (MINE, OTHERS)) -> None:
+    def __init__(
+        self, messages: int, queues: tuple[int, ...] = (MINE, OTHERS), size: int = 1200
+    ) -> None:
         self.files = FaultyFiles()
         self.store = SegmentStore("d", files=self.files, segment_bytes=4096)
         self.store.recover(queues)
         self.entries: dict[int, list[array[int]]] = {queue: [] for queue in queues}
         for number in range(messages):
             for queue in queues:
-                self.entries[queue] += [a.entries for a in self.store.append(one(number, queue))]
+                arrivals = self.store.append(one(number, queue, size))
+                self.entries[queue] += [arrival.entries for arrival in arrivals]
         sync(self.store)
         self.finish()
 
     def finish(self) -> None:
         while (job := self.store.begin_settled_sync()) is not None:
+            job.run()
+            self.store.finish_settled_sync(job)
+
+    def sync_for(self, wait: AckWait) -> None:
+        """Sync the acks that are waited for, as far as that can be done now."""
+        while not wait.is_over:
+            job = self.store.begin_settled_sync([wait], everything=False)
+            if job is None:
+                return
             job.run()
             self.store.finish_settled_sync(job)
 
@@ -359,6 +372,34 @@ def test_an_ask_waits_for_the_merge_that_has_its_acks_and_no_merge_begins_before
             store.store.finish_settled_sync(job)
     assert wait.is_over
     assert store.after_a_power_cut()[MINE] == 3
+
+
+def test_acks_that_a_merge_holds_do_not_last_with_those_written_before_it() -> None:
+    store = Store(120, (MINE,), size=150)
+    found: dict[int, list[int]] = {}
+    for number, entries in enumerate(store.entries[MINE]):
+        found.setdefault(entries[0] >> 32, []).append(number)
+    sparse = dict(list(found.items())[:-2])
+    for numbers in sparse.values():
+        for number in numbers[3:]:
+            store.settle(MINE, number)
+    store.finish()
+    left = store.after_a_power_cut()[MINE]
+    for numbers in sparse.values():
+        store.settle(MINE, numbers[0])
+    store.store.flush()  # written, and not synced
+    merge = store.store.begin_reclaim()
+    assert merge is not None
+    source = next(each.segment.number for each in merge.sources if each.segment.number in sparse)
+    store.settle(MINE, sparse[source][1])
+    wait = store.store.wait_for_acks([MINE])
+    store.sync_for(wait)
+    assert not wait.is_over and not wait.is_refused
+    merge.run()
+    store.store.finish_reclaim(merge)
+    store.sync_for(wait)
+    assert wait.is_over
+    assert store.after_a_power_cut()[MINE] == left - len(sparse) - 1
 
 
 def test_merges_go_on_beside_asks_without_end() -> None:
