@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, cast
 
 from shardmq.cluster.frames import FRAME_BYTES_MAX, LENGTH, BadFrame
@@ -44,6 +45,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._has_room.set()
         self._is_lost = False
         self.shared: SharedEnd | None = None
+        self._lock: AbstractContextManager[object] = nullcontext()  # that of a shared end
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # -- for the two ends --------------------------------------------------------------------------
@@ -80,10 +82,11 @@ class FrameStream(asyncio.BufferedProtocol):
         self._transport.pause_reading()
 
     def go_on(self) -> None:
-        self._is_held = False
-        self._look()
-        if not self._is_held and not self._is_lost:
-            self._transport.resume_reading()
+        with self._lock:
+            self._is_held = False
+            self._look()
+            if not self._is_held and not self._is_lost:
+                self._transport.resume_reading()
 
     @property
     def is_closing(self) -> bool:
@@ -116,7 +119,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
         self.shared = transport.get_extra_info("shared end")
         if self.shared is not None:
-            self._transport = self.shared
+            self._transport, self._lock = self.shared, self.shared.lock
         if self._serve is not None:
             self._serving = asyncio.get_running_loop().create_task(self._serve(self))
             self._serving.add_done_callback(_log_failure)
@@ -142,8 +145,9 @@ class FrameStream(asyncio.BufferedProtocol):
     # -- frames ------------------------------------------------------------------------------------
 
     def _begin(self, take: Take) -> None:
-        self._take = take
-        self.go_on()
+        with self._lock:
+            self._take = take
+            self.go_on()
 
     def _look(self) -> None:
         """Hand out the frames that are whole, and make room for the next bytes."""

@@ -8,6 +8,7 @@ another one takes longer than both.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -45,7 +46,7 @@ class SharedEnd(asyncio.Transport):
         super().__init__()
         connected.setblocking(False)
         self._socket = connected
-        self._lock = lock
+        self.lock = lock
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._came, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -64,11 +65,11 @@ class SharedEnd(asyncio.Transport):
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when `hear` has something to do; or -1."""
-        return -1 if self._is_held else self._socket.fileno()
+        return -1 if self._is_held or self._is_over else self._socket.fileno()
 
     def hear(self) -> None:
         """Take in what has come, without waiting."""
-        with self._lock:
+        with self.lock:
             if self._is_over or self._is_held:
                 return
             try:
@@ -86,7 +87,7 @@ class SharedEnd(asyncio.Transport):
                 self._end(error)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        with self._lock:
+        with self.lock:
             if self._is_over:
                 return
             try:
@@ -109,14 +110,10 @@ class SharedEnd(asyncio.Transport):
 
     def close(self) -> None:
         """Close it at once. What the system has not taken yet is lost."""
-        with self._lock:
+        with self.lock:
             if self._is_open and not self._is_over and not self._unsent:
-                try:
-                    self._tls.unwrap()
-                except ssl.SSLWantReadError:  # the other end need not say goodbye
-                    self._send()
-                except OSError:
-                    pass
+                with contextlib.suppress(OSError):  # the other end may be gone
+                    self._say_goodbye()
             self._end(None)
 
     def abort(self) -> None:
@@ -169,7 +166,7 @@ class SharedEnd(asyncio.Transport):
         self._is_held = True
 
     def resume_reading(self) -> None:
-        with self._lock:
+        with self.lock:
             if not self._is_held or self._is_over:
                 return
             self._is_held = False
@@ -187,7 +184,7 @@ class SharedEnd(asyncio.Transport):
             self.hear()
 
     def _go_on(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._is_open and not self._is_over:
                 try:
                     self._take()
@@ -225,6 +222,12 @@ class SharedEnd(asyncio.Transport):
 
     # -- writing -----------------------------------------------------------------------------------
 
+    def _say_goodbye(self) -> None:
+        try:
+            self._tls.unwrap()
+        except ssl.SSLWantReadError:  # the other end need not answer
+            self._send()
+
     def _send(self) -> None:
         """Send what TLS has encrypted."""
         data = self._to_send.read()
@@ -248,7 +251,7 @@ class SharedEnd(asyncio.Transport):
             self._loop.add_writer(self._socket.fileno(), self._send_rest)
 
     def _send_rest(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._is_over:
                 return
             try:
@@ -268,7 +271,7 @@ class SharedEnd(asyncio.Transport):
     # -- the end -----------------------------------------------------------------------------------
 
     def _end(self, error: Exception | None) -> None:
-        with self._lock:
+        with self.lock:
             if self._is_over:
                 return
             self._is_over = True

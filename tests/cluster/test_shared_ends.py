@@ -182,6 +182,14 @@ async def test_the_other_side_hears_that_a_thread_has_closed_a_stream() -> None:
             await ends.client.take_all(lambda frame: None)
 
 
+async def test_an_end_is_closed_though_the_other_side_is_gone() -> None:
+    async with connected() as ends:
+        ends.end.get_extra_info("socket").shutdown(socket.SHUT_WR)  # a write fails from now on
+        ends.end.close()
+        assert ends.end.is_closing() and ends.end.fileno() == -1
+        await until(lambda: bool(ends.over))
+
+
 @pytest.mark.parametrize(
     "says", [b"GET / HTTP/1.1\r\n\r\n" * 20, b""], ids=["something else", "nothing"]
 )
