@@ -53,6 +53,8 @@ class Target:
         copied = source.copies.copied_from(
             self.log.next_offset, self.random.choice([1, 300, 5000, 1 << 20])
         )
+        if self.log.next_offset == source.next_offset == source.committed_offset:
+            assert copied.behind_bytes == 0, "there is nothing left to copy"
         self.taken.append(copied)
         if self.random.random() < 0.9:
             self.put(copied)

@@ -42,7 +42,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from shardmq.broker.controller.authority import Authority
-from shardmq.broker.controller.moving.stream_copy import CopyRefused, StreamCopy
+from shardmq.broker.controller.moving.stream_copy import NOT_SYNCED_S, CopyRefused, StreamCopy
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent, visit
 from shardmq.broker.controller.pending import INTERNAL_ERROR
@@ -338,12 +338,15 @@ class _Move:
             before, until = None, loop.time() + SHRINK_S
             while self._is_at(moving):
                 async with self._some:
-                    self._progress.moved += await self._copy.copy_some(queue, new)
+                    some = await self._copy.copy_some(queue, new)
+                self._progress.moved += some
                 self._progress.left = self._copy.left
                 self._progress.waits_for = ""
                 left = self._copy.left_bytes
                 if left <= HOLD_BYTES:
                     break
+                if not some:
+                    await asyncio.sleep(NOT_SYNCED_S)
                 before = before or left
                 if loop.time() >= until:
                     if before * SHRINK_TO < left <= HOLD_BYTES_MAX:
@@ -369,7 +372,10 @@ class _Move:
             raise _Away("the controller has restarted")
         new = other_life(queue)
         await self._fence()
-        self._progress.moved += await self._copy.copy_rest(queue, new)
+        goes_on = partial(self._is_at, moving)
+        self._progress.moved += await self._copy.copy_rest(queue, new, goes_on)
+        if not goes_on():
+            return  # it is called off, or the stream is gone
         self._progress.left = 0
         await self._copy.copy_places(queue, new)
         await self._step(moving, ARRIVED)

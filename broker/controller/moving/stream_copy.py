@@ -76,11 +76,18 @@ class StreamCopy:
             await asyncio.sleep(max(spare_s, 0))
         return int(taken.behind - taken.first)
 
-    async def copy_rest(self, old: QueuePut, new: QueuePut) -> int:
-        """Copy all that is left of a stream to which nobody publishes; return how many messages."""
+    async def copy_rest(
+        self, old: QueuePut, new: QueuePut, goes_on: Callable[[], bool] = lambda: True
+    ) -> int:
+        """Copy all that is left of a stream to which nobody publishes; return how many messages.
+
+        It ends early when `goes_on` returns false.
+        """
         copied = 0
         while True:
             some = await self.copy_some(old, new, paced=False)
+            if not goes_on():
+                return copied + some
             if not some and not self.left:
                 return copied
             copied += some

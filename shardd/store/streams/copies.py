@@ -89,8 +89,10 @@ class LogCopies:
         limit, segments = self._log.committed_offset, self._segments.all
         found, behind_bytes = bytearray(), 0
         for segment in segments[max(bisect_right(self._segments.firsts, offset) - 1, 0) :]:
+            if segment.end <= offset:
+                continue
             if offset >= limit or behind_bytes:
-                behind_bytes += segment.used - HEADER_BYTES
+                behind_bytes += segment.used - segment.places.get(offset, HEADER_BYTES)
                 continue
             before, room = offset, bytes_max - len(found)
             if room > 0:
