@@ -1,4 +1,4 @@
-"""What a commit has settled is on stable storage when the shard says so.
+"""The shard says that what a commit has settled is on stable storage when it is.
 
 It is said soon, whatever others do meanwhile, and nothing else is synced for it.
 """

@@ -29,7 +29,7 @@ class OwnSync:
 
 
 class Syncs:
-    """What the loop has of `shardd.syncs.Syncs`: `begin` and `end`."""
+    """The part that the loop has of `shardd.syncs.Syncs`: `begin` and `end`."""
 
     def __init__(self) -> None:
         self.sync = OwnSync()

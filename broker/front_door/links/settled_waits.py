@@ -15,7 +15,7 @@ class Waiting(Protocol):
 
 
 class SettledWaits:
-    """Those who wait for the answers of one shard: at most one for each channel that commits."""
+    """Keeps who waits for the answers of one shard, at most one for each channel that commits."""
 
     def __init__(self) -> None:
         self._asked: dict[int, Waiting] = {}  # by the number of the question
