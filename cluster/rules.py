@@ -107,6 +107,11 @@ class Settings(msgspec.Struct, frozen=True):
     min_in_sync: int = 1
 
 
+def heartbeat_s_of(lag_s: float) -> float:
+    """Return how often a leader pings, in seconds: several times before a silence of `lag_s`."""
+    return min(1.0, lag_s / 5)
+
+
 # -- messages --------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ class CopiesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     founds: this node is the home of the shard: it may begin to lead a shard that nobody has led.
     replicas: on how many nodes the messages of the shard are to be.
     min_in_sync: with fewer nodes that have all, nothing is confirmed; 0: half of them, rounded up.
+    replica_lag_s: a node that does not answer for so long is taken out of those in sync.
     give_back_after_s: when the home of the shard has been in sync for so long, it gets the lead
         back; 0: never.
     compression: of what this node sends to the nodes that follow it, if they understand it.
@@ -34,6 +35,7 @@ class CopiesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     founds: bool
     replicas: Annotated[int, Meta(ge=1)] = 1
     min_in_sync: Annotated[int, Meta(ge=0)] = 0
+    replica_lag_s: Annotated[float, Meta(gt=0)] = 5.0
     give_back_after_s: Annotated[float, Meta(ge=0)] = 0
     compression: Literal["none", "lz4", "zstd"] = "none"
     keys: Keys

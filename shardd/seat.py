@@ -46,7 +46,7 @@ from shardmq.cluster.records import (
 from shardmq.cluster.replicas import REPLICAS_MAX, Replicas
 from shardmq.cluster.replicas import decoded as replicas_in
 from shardmq.cluster.replicated_files import Deposed, ReplicatedFiles
-from shardmq.cluster.rules import Record, Settings, Wait
+from shardmq.cluster.rules import Record, Settings, Wait, heartbeat_s_of
 from shardmq.cluster.secret import tls_context
 from shardmq.cluster.shared_ends import SharedServer
 from shardmq.cluster.streams import (
@@ -129,7 +129,12 @@ class Seat:
         self._disk = OsFiles()
         self._held = HeldFile(self._disk, held_path(self._root))
         self._service = f"{COPIES_PORT}{config.shard}"
-        self._settings = Settings(disk_stall_s=config.disk_stall_s, min_in_sync=copies.min_in_sync)
+        self._settings = Settings(
+            lag_s=copies.replica_lag_s,
+            heartbeat_s=heartbeat_s_of(copies.replica_lag_s),
+            disk_stall_s=config.disk_stall_s,
+            min_in_sync=copies.min_in_sync,
+        )
         self._life = new_life()
         self._keys = KeyNames(copies.cluster)
         self._own_replicas = self._keys.replicas_of(config.shard)

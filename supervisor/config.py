@@ -291,6 +291,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     # That of the controller. The shards have the ports behind it. 0: any free ones.
     port: Annotated[int, Meta(ge=0, le=65535 - SHARDS_MAX)] = 25672
     node_timeout_s: Annotated[int, Meta(ge=2, le=600)] = 6
+    # A node with copies that does not answer for so long is waited for no longer.
+    replica_lag_s: Annotated[float, Meta(ge=1, le=10)] = 5.0
     replicas: Annotated[int, Meta(ge=0, le=7)] = 0  # 0: 3, if the other settings allow copies
     min_in_sync: Annotated[int, Meta(ge=0, le=7)] = 0  # 0: half of the copies, rounded up
     # Of the shards that this node makes, those with other numbers: SHARDS:REPLICAS/MIN_IN_SYNC.

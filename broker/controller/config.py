@@ -57,6 +57,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     node: the name of this node, which has the number `number`.
     fd: the socket at which the other nodes reach this controller, at `host` and `port`.
     node_timeout_s: other nodes take over from one that is gone after so many seconds.
+    replica_lag_s: a node that does not answer the leader for so long is waited for no longer.
     release: the version of the program, for people.
     replicas, min_in_sync: those of the shards that are in no set, as the settings of this node say.
     founds: this node may begin to lead a cluster that nobody has led, with the definitions it has.
@@ -71,6 +72,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keys: Keys
     etcd: EtcdSettings
     node_timeout_s: float = 6.0
+    replica_lag_s: float = 5.0
     release: str = ""
     replicas: int = 1
     min_in_sync: int = 0

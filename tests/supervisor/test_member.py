@@ -18,6 +18,7 @@ from shardmq.cluster.lease import Barred
 from shardmq.cluster.membership import Origin, Part, Place, Refused, write_place
 from shardmq.cluster.pairs import EtcdAway
 from shardmq.cluster.secret import keys_of
+from shardmq.shardd.config import CopiesConfig
 from shardmq.supervisor import member as members
 from shardmq.supervisor.config import Cluster, ConfigError
 from shardmq.supervisor.member import Member, own_address
@@ -88,6 +89,7 @@ def test_children_hear_after_how_long_other_nodes_take_over_and_whether_this_one
     tmp_path: Path, origin: Origin | None, founds: bool
 ) -> None:
     settings = Cluster(name="tea", secret="a", address="127.0.0.1", node="a", node_timeout_s=9)
+    settings = msgspec.structs.replace(settings, replica_lag_s=3)
     member = Member(settings, tmp_path, 0, (), 1)
     member.place = msgspec.structs.replace(member.place, number=0, origin=origin)
     member._keys = keys_of("a", "tea")
@@ -96,8 +98,11 @@ def test_children_hear_after_how_long_other_nodes_take_over_and_whether_this_one
         plan = member.node(sockets)
     assert plan.controller is not None
     told = msgspec.convert({**plan.controller, "release": "1"}, ClusterOfController)
-    assert (plan.node_timeout_s, told.node_timeout_s) == (9, 9)
+    assert (plan.node_timeout_s, told.node_timeout_s, told.replica_lag_s) == (9, 9, 3)
     assert told.founds == founds
+    assert plan.copies is not None
+    seat = {**plan.copies, "fd": 0, "founds": founds}
+    assert msgspec.convert(seat, CopiesConfig).replica_lag_s == 3
 
 
 @pytest.mark.parametrize("is_away", [False, True])

@@ -64,7 +64,7 @@ from shardmq.cluster.record_store import EtcdRecord
 from shardmq.cluster.records import DOORS_PER_NODE, KeyNames
 from shardmq.cluster.replicas import ReplicasOfShards, of_settings
 from shardmq.cluster.replicated_files import Deposed
-from shardmq.cluster.rules import Lead, Record
+from shardmq.cluster.rules import Lead, Record, Settings, heartbeat_s_of
 from shardmq.cluster.secret import tls_context
 from shardmq.cluster.streams import (
     CONTROL,
@@ -124,6 +124,8 @@ class Node:
         keys = KeyNames(cluster.name)
         self._nodes = Nodes(self._etcd, keys, self._changed, cluster.number)
         self._record = EtcdRecord(self._etcd, keys.controller)
+        lag_s = cluster.replica_lag_s
+        self._times = Settings(lag_s=lag_s, heartbeat_s=heartbeat_s_of(lag_s))
         self._operations = OperationLog()
         self._follower: FollowerOfCopies | None = None
         self._copies: LeaderOfCopies | None = None
@@ -309,6 +311,7 @@ class Node:
             self._operations,
             self._record,
             self._to_leader.connect,
+            self._times,
             founds=os.urandom(STORE_BYTES).hex() if self._cluster.founds else "",
         )
         if unread := await asyncio.to_thread(unread_secrets, Path(data_dir), self._keys):
@@ -344,6 +347,7 @@ class Node:
             OWNER_ONLY,
             config.data_dir,
             is_of_definitions,
+            self._times,
         )
         ends = asyncio.Event()
         leading = asyncio.create_task(copies.run())
