@@ -162,8 +162,11 @@ HIDDEN: Final[dict[str, Make]] = {
     **{name: partial(refusing, name) for name in UNSUPPORTED},
     **{name: partial(_group, place) for name, place in FORMER.items()},
 }
+# Options that say which broker is asked. Before a command they are the same as behind it: flags,
+# which win over the environment.
+MOVED: Final = ("url", "user", "password", "password_file", "data_dir")
 app = typer.Typer(
-    cls=group_of(VISIBLE, HIDDEN),
+    cls=group_of(VISIBLE, HIDDEN, MOVED),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Run and steer a shardmq broker.",
@@ -213,6 +216,13 @@ def options(
         str | None,
         typer.Option("--node", "-n", help=EARLY, autocompletion=_names("complete_contexts")),
     ] = None,
+    url: Annotated[str | None, typer.Option(help=EARLY)] = None,
+    user: Annotated[
+        str | None, typer.Option(help=EARLY, autocompletion=_names("complete_users"))
+    ] = None,
+    password: Annotated[str | None, typer.Option(help=EARLY)] = None,
+    password_file: Annotated[str | None, typer.Option(help=EARLY)] = None,
+    data_dir: Annotated[str | None, typer.Option(help=EARLY)] = None,
 ) -> None:
     """Run and steer a shardmq broker."""
     # rabbitmqctl accepts its options before the command too. They become defaults of the command.

@@ -7,7 +7,7 @@ the words before the cursor as they are: to check and convert a word, typer load
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from inspect import cleandoc
 from typing import Any, Final, NamedTuple
 
@@ -73,12 +73,27 @@ class Commands(Mapping[str, Any]):
         return len(self._makers)
 
 
-def group_of(visible: Mapping[str, Make], hidden: Mapping[str, Make]) -> type[TyperGroup]:
+def moved_behind(command: list[str], early: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the words of a command with the options that stood before it, by their names."""
+    moved = [
+        word
+        for name in names
+        if early.get(name) is not None
+        for word in (f"--{name.replace('_', '-')}", str(early[name]))
+    ]
+    end = command.index("--") if "--" in command else len(command)
+    return [*command[:end], *moved, *command[end:]]
+
+
+def group_of(
+    visible: Mapping[str, Make], hidden: Mapping[str, Make], early: Collection[str] = ()
+) -> type[TyperGroup]:
     """Return a class of groups with these commands.
 
     Args:
         visible: The commands that help and completion show, in this order.
         hidden: The commands that can be called only.
+        early: Parameters of the group that are given to the command as if they stood behind it.
     """
 
     class LazyGroup(TyperGroup):
@@ -88,6 +103,10 @@ def group_of(visible: Mapping[str, Make], hidden: Mapping[str, Make]) -> type[Ty
 
         def list_commands(self, ctx: Any) -> list[str]:
             return [*visible]
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            name, command, rest = super().resolve_command(ctx, args)
+            return name, command, moved_behind(rest, ctx.params, early)
 
         def shell_complete(self, ctx: Any, incomplete: str) -> Any:
             found: list[Any] = [Completion(name) for name in visible if name.startswith(incomplete)]

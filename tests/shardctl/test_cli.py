@@ -172,6 +172,19 @@ def test_columns_go_by_rabbitmqctls_names_and_a_vhost_may_hold_a_slash(api: Fake
     assert status == 0 and output.splitlines()[1].split() == ["x", "queue"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("list_queues", "name"), ("cluster", "status"), ("list_queues", "--", "name")],
+    ids=["command", "group", "before the double dash"],
+)
+def test_before_a_command_a_flag_says_which_broker_is_asked_and_wins_over_the_environment(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("SHARDMQ_URL", "http://127.0.0.1:1")
+    assert run(*command)[0] == 69
+    assert run("--url", api.url, *command)[0] == 0
+
+
 def test_status_shows_processes_pids_shards_and_their_queues(api: FakeApi) -> None:
     status, output = run("status", "--url", api.url)
     assert status == 0
