@@ -86,7 +86,7 @@ def rebalance(
 ) -> Rows:
     """Move the fewest queues that give each shard about as many as the others.
 
-    The moves go on behind the command, two at a time.
+    The moves go on behind the command, two queues and two streams at a time.
     """
     return Rows(api.post("cluster", "rebalance", body={"dry_run": dry_run}), PLAN_COLUMNS)
 

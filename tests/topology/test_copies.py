@@ -291,11 +291,11 @@ async def test_drains_and_rebalancings_keep_to_shards_that_suit_a_queue() -> Non
     authority.places = cluster.placement.without({"n1"})
     left = sum(queue.shard // 4 == 1 for queue in cluster.vhost.queues.values())
     for _ in range(left):
-        planned = relocating._of_drained()
+        planned = relocating._of_drained(of_streams=False)
         assert planned is not None and planned.to // 4 != 1
         assert cluster.copies_of(planned.queue) == cluster.placement.replicas.of(planned.to)
         carry_out(planned)
-    assert left and relocating._of_drained() is None
+    assert left and relocating._of_drained(of_streams=False) is None
     cluster.set_policy(replicas=5)
     for planned in relocating.plan():
         carry_out(planned)

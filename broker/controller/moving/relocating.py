@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
@@ -26,11 +26,14 @@ from shardmq.broker.controller.moving.spread import (
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.shared.reading import is_stream
 from shardmq.cluster.replicas import Replicas
 
 LOOK_S: Final = 0.2
 IDLE_LOOK_S: Final = 1.0
-# Queues that move at the same time: their messages go over the same network.
+# So many queues move at the same time, and so many streams: all messages go over one network. The
+# two are counted apart, because the move of a stream may take hours, and does not end if more is
+# published to the stream than can be copied.
 AT_ONCE: Final = 2
 # A queue whose move was refused is tried again after this time.
 REFUSED_S: Final = 10.0
@@ -55,11 +58,11 @@ class Relocating:
         self._authority = authority
         self._shards = shards
         self._cluster = cluster
-        self._planned: deque[Planned] = deque()
+        self._planned: dict[bool, deque[Planned]] = {}  # by whether they are streams
         self._refused: dict[int, tuple[str, float]] = {}  # why, and when, by the id of the queue
 
     async def run(self) -> None:
-        """Begin one move after the other until cancelled."""
+        """Begin moves until cancelled."""
         while True:
             busy = False
             try:
@@ -118,17 +121,27 @@ class Relocating:
     def rebalance(self) -> list[Planned]:
         """Begin the moves of `plan`, in the place of those that an earlier call has left."""
         planned = self.plan()
-        self._planned = deque(planned)
+        self._planned = {
+            of_streams: deque(
+                each for each in planned if is_stream(each.queue.arguments) is of_streams
+            )
+            for of_streams in (False, True)
+        }
         return planned
 
     async def _begin_next(self) -> bool:
-        """Begin a move, if there is room for one; return whether some are under way."""
-        under_way = len(self._catalog.index.moving())
-        if under_way >= AT_ONCE:
-            return True
-        planned = self._next()
-        if planned is None:
-            return under_way > 0
+        """Begin a move of a queue and one of a stream, where there is room for one more.
+
+        Return whether some are under way.
+        """
+        under_way = Counter(is_stream(each.arguments) for each in self._catalog.index.moving())
+        for of_streams in (False, True):
+            if under_way[of_streams] < AT_ONCE and (planned := self._next(of_streams)) is not None:
+                await self._begin(planned)
+                under_way[of_streams] += 1
+        return under_way.total() > 0
+
+    async def _begin(self, planned: Planned) -> None:
         queue = planned.queue
         answer = await mover.begin(
             self._catalog, self._authority, self._shards, queue.vhost, queue.name, planned.to
@@ -136,17 +149,17 @@ class Relocating:
         if answer.code:
             log.warning("%s", answer.text)
             self._refused[queue.id] = answer.text, asyncio.get_running_loop().time()
-        return True
 
-    def _next(self) -> Planned | None:
-        while self._planned:
-            queue, to = self._planned.popleft()
+    def _next(self, of_streams: bool) -> Planned | None:
+        planned = self._planned.get(of_streams)
+        while planned:
+            queue, to = planned.popleft()
             now = self._catalog.queue_by_id(queue.id)
             if now is not None and to in self.places() and not why_it_stays(now):
                 return Planned(now, to)
-        return self._of_drained()
+        return self._of_drained(of_streams)
 
-    def _of_drained(self) -> Planned | None:
+    def _of_drained(self, of_streams: bool) -> Planned | None:
         drained = self._catalog.drained_nodes
         places = self.places()
         since = asyncio.get_running_loop().time() - REFUSED_S
@@ -160,7 +173,12 @@ class Relocating:
         if not leaving or not places:
             return None
         for queue in self._catalog.index.all():
-            if queue.shard in leaving and queue.id not in self._refused and not why_it_stays(queue):
+            if (
+                queue.shard in leaving
+                and is_stream(queue.arguments) is of_streams
+                and queue.id not in self._refused
+                and not why_it_stays(queue)
+            ):
                 suits = self._suiting()(queue)
                 return Planned(queue, emptiest(counts_of(self._catalog.index.all(), suits)))
         return None
