@@ -52,14 +52,15 @@ def drain(
 ) -> None:
     """Move all queues of a node to the others, and place no new ones on it.
 
-    Streams and queues that cannot be moved stay; then the command names them and fails.
+    Queues that cannot be moved stay; then the command names them and fails. It also names those
+    whose moves do not go on, and waits for them.
     """
     path, thing = ("nodes", name, "drain"), f"node '{name}'"
     if cancel:
         api.delete(*path, thing=thing)
         return
     api.put(*path, thing=thing)
-    said = -1
+    said, held_up = -1, list[str]()
     while wait:
         now = api.get(*path, thing=thing)
         if not now["being_drained"]:
@@ -69,6 +70,11 @@ def drain(
             typer.echo(f"{_counted(said, 'queue')} left", err=True)
         if not said:
             return
+        told, held_up = held_up, []
+        for each in now["held_up"]:
+            held_up.append(f"queue '{each['name']}' in vhost '{each['vhost']}': {each['why']}")
+            if held_up[-1] not in told:
+                typer.echo(held_up[-1], err=True)
         left = now["left_behind"]
         if len(left) == said:
             for each in left:

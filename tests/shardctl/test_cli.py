@@ -533,13 +533,14 @@ def test_queues_change_their_nodes_by_command(
 ) -> None:
     moved = {"vhost": "/", "name": "q", "from_node": "a", "from_shard": 0, "to_node": "b",
              "to_shard": 1}  # fmt: skip
-    drained = {"being_drained": True, "queues": 0, "left_behind": []}
+    slow = {"vhost": "/", "name": "r", "why": "what is left does not get less"}
+    drained = {"being_drained": True, "queues": 0, "left_behind": [], "held_up": []}
     stuck = {"vhost": "/", "name": "s", "why": "it is a shard queue"}
     for path, answer in {
         "/api/queues/%2F/q": {"name": "q"},
         "/api/cluster/rebalance": [moved],
         "/api/nodes/n/drain": drained,
-        "/api/nodes/m/drain": drained | {"queues": 1, "left_behind": [stuck]},
+        "/api/nodes/m/drain": drained | {"queues": 1, "left_behind": [stuck], "held_up": [slow]},
         "/api/nodes/n/forget": {"node": "n", "queues_lost": 1, "shards_lost": [4], "new_homes": {}},
         "/api/nodes/m/forget": {
             "node": "m",
@@ -564,7 +565,8 @@ def test_queues_change_their_nodes_by_command(
             ["cluster", "drain", "m"],
             ("nodes/m/drain", {}),
             1,
-            "1 queue is left\nqueue 's' in vhost '/' stays: it is a",
+            "1 queue is left\nqueue 'r' in vhost '/': what is left does not get less\n"
+            "queue 's' in vhost '/' stays: it is a",
         ),
         (
             ["cluster", "forget", "n", "--lose"],

@@ -87,6 +87,9 @@ LEAVE_LOOK_S: Final = 0.02  # between two looks whether the consumers of a strea
 IN_SEQUENCE: Final = 406
 IN_SEQUENCE_TEXT: Final = "producers have published in sequence to it (x-producer-id)"
 
+# What MoveProgress says of a stream of which as much is left as SHRINK_S before.
+NOT_SHORTER: Final = "what is left does not get less: as much is published as is copied, or more"
+
 STEP_NAMES: Final = {
     CHOSEN: "chosen",
     BEGUN: "begun",
@@ -113,7 +116,10 @@ class QueueName(NamedTuple):
 
 @dataclass(slots=True)
 class MoveProgress:
-    """The progress of a move. `waits_for` says why it does not go on, "" if it does."""
+    """The progress of a move.
+
+    `waits_for` says why it does not go on, or does not come nearer to its end; "" if it does.
+    """
 
     moved: int = 0
     left: int | None = None
@@ -218,9 +224,7 @@ class _Move:
                 await self._steps[moving.step](queue, moving)
                 self._progress.waits_for = ""
             except (ShardSilent, CopyRefused, _Away) as error:
-                if self._progress.waits_for != str(error):
-                    log.warning("%s waits: %s", self._name, error)
-                self._progress.waits_for = str(error)
+                self._waits_for(str(error))
                 if moving.step in _LET_GO:  # publishers must not wait for that
                     self._is_shut = False
                     before = _LET_GO[moving.step]
@@ -230,6 +234,12 @@ class _Move:
     def _found(self) -> tuple[QueuePut, Moving] | None:
         queue = self._catalog.queue(*self._name)
         return None if queue is None or queue.moving is None else (queue, queue.moving)
+
+    def _waits_for(self, why: str) -> None:
+        """Note why the move does not go on, and log it once; "": it goes on."""
+        if why and why != self._progress.waits_for:
+            log.warning("%s waits: %s", self._name, why)
+        self._progress.waits_for = why
 
     async def _step(self, moving: Moving, step: int) -> None:
         """Take a step, or say the present one again; return when it is in force everywhere."""
@@ -335,13 +345,12 @@ class _Move:
     async def _copy_stream(self, queue: QueuePut, moving: Moving) -> None:
         new, loop = other_life(queue), asyncio.get_running_loop()
         try:
-            before, until = None, loop.time() + SHRINK_S
+            before, until, why = None, loop.time() + SHRINK_S, ""
             while self._is_at(moving):
                 async with self._some:
                     some = await self._copy.copy_some(queue, new)
                 self._progress.moved += some
                 self._progress.left = self._copy.left
-                self._progress.waits_for = ""
                 left = self._copy.left_bytes
                 if left <= HOLD_BYTES:
                     break
@@ -351,7 +360,9 @@ class _Move:
                 if loop.time() >= until:
                     if before * SHRINK_TO < left <= HOLD_BYTES_MAX:
                         break
+                    why = NOT_SHORTER if left >= before else ""
                     before, until = left, loop.time() + SHRINK_S
+                self._waits_for(why)
         except CopyRefused as refused:
             if refused.code not in (wire.GAP, wire.BEYOND):
                 raise

@@ -38,10 +38,13 @@ def _relocating(call: Call) -> Relocating:
 
 
 async def drained(call: Call) -> dict[str, Any]:
-    """Show how many queues a node still has, and which of them stay there and why."""
+    """Show how many queues a node still has, and which of them stay there and why.
+
+    `held_up` has those whose moves do not go on, or do not come nearer to their ends.
+    """
     node = _node(call)
     relocating = _relocating(call)
-    queues = relocating.on_node(node)
+    queues, moves = relocating.on_node(node), call.context.moves
     return {
         "node": node.name,
         "being_drained": node.name in call.catalog.drained_nodes,
@@ -50,6 +53,11 @@ async def drained(call: Call) -> dict[str, Any]:
         "left_behind": [
             {"vhost": each.queue.vhost, "name": each.queue.name, "why": each.why}
             for each in relocating.left_behind(queues)
+        ],
+        "held_up": [
+            {"vhost": queue.vhost, "name": queue.name, "why": progress.waits_for}
+            for queue in queues
+            if (progress := moves.get((queue.vhost, queue.name))) and progress.waits_for
         ],
     }
 

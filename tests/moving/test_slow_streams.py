@@ -1,0 +1,67 @@
+"""A stream that does not get shorter while it is copied is named, as long as that is so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from shardmq.broker.controller.moving import mover
+from shardmq.broker.controller.moving.mover import (
+    HOLD_BYTES,
+    HOLD_BYTES_MAX,
+    NOT_SHORTER,
+    MoveProgress,
+)
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import CHOSEN, HELD, Moving, QueuePut, VhostPut
+
+STREAM = {"x-queue-type": "stream"}
+
+
+class Copy:
+    """The copy of a stream of which so many bytes are left behind each batch."""
+
+    def __init__(self, lefts: list[int], progress: MoveProgress) -> None:
+        self.left = self.left_bytes = 0
+        self.told: list[str] = []  # before each batch
+        self._lefts: Iterator[int] = iter(lefts)
+        self._progress = progress
+
+    async def copy_some(self, old: QueuePut, new: QueuePut) -> int:
+        self.told.append(self._progress.waits_for)
+        self.left = self.left_bytes = next(self._lefts)
+        return 1
+
+
+async def copied(monkeypatch: pytest.MonkeyPatch, lefts: list[int]) -> list[str]:
+    """Copy a stream until it is held; return what was told before each batch."""
+    catalog, progress = Catalog(routes=False), MoveProgress()
+    catalog.apply(VhostPut("/"))
+    stream = QueuePut("/", "s", 1, 0, arguments=STREAM, moving=Moving(2, 1, CHOSEN))
+    catalog.apply(stream)
+    authority, doors = mock.AsyncMock(), mock.AsyncMock()
+    authority.ask.return_value.code = 0
+    move = mover._Move(
+        catalog, authority, mock.Mock(), doors, mover.QueueName("/", "s"), progress, True,
+        asyncio.Semaphore(1),
+    )  # fmt: skip
+    copy = Copy(lefts, progress)
+    monkeypatch.setattr(move, "_copy", copy)
+    monkeypatch.setattr(mover, "SHRINK_S", 0.0)
+    assert stream.moving is not None
+    await move._copy_stream(stream, stream.moving)
+    assert authority.ask.await_args.args[0].step == HELD
+    return copy.told
+
+
+async def test_a_stream_that_does_not_get_shorter_is_named_until_it_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    much = 2 * HOLD_BYTES_MAX
+    lefts = [much, much - 1, much - 1, much + 5, much + 4, HOLD_BYTES]
+    told = await copied(monkeypatch, lefts)
+    assert told == ["", NOT_SHORTER, "", NOT_SHORTER, NOT_SHORTER, ""]
+    assert sum(NOT_SHORTER in record.message for record in caplog.records) == 2
