@@ -1,22 +1,31 @@
-"""A stream that does not get shorter while it is copied is named, as long as that is so."""
+"""A stream that does not get shorter while it is copied is named, as long as that is so.
+
+Publishers that have waited in vain for its last messages do not wait again at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 
 from shardmq.broker.controller.moving import mover
 from shardmq.broker.controller.moving.mover import (
+    FREE_TIMES,
+    HELD_S,
     HOLD_BYTES,
     HOLD_BYTES_MAX,
     NOT_SHORTER,
     MoveProgress,
 )
+from shardmq.broker.controller.requests import MoveOn
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import CHOSEN, HELD, Moving, QueuePut, VhostPut
+from shardmq.broker.shared.control import Answer
 
 STREAM = {"x-queue-type": "stream"}
 
@@ -65,3 +74,65 @@ async def test_a_stream_that_does_not_get_shorter_is_named_until_it_does(
     told = await copied(monkeypatch, lefts)
     assert told == ["", NOT_SHORTER, "", NOT_SHORTER, NOT_SHORTER, ""]
     assert sum(NOT_SHORTER in record.message for record in caplog.records) == 2
+
+
+class EndOfTest(Exception):
+    pass
+
+
+class Clock:
+    """asyncio with a clock that only sleeps move on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def get_running_loop(self) -> Clock:
+        return self
+
+    def time(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+async def test_publishers_that_have_waited_in_vain_wait_for_a_share_of_the_time_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, catalog, steps = Clock(), Catalog(routes=False), list[tuple[float, int]]()
+    catalog.apply(VhostPut("/"))
+    catalog.apply(QueuePut("/", "s", 1, 0, arguments=STREAM, moving=Moving(2, 1, CHOSEN)))
+
+    async def ask(what: MoveOn) -> Answer:
+        stream = catalog.queue("/", "s")
+        assert stream is not None and stream.moving is not None
+        if what.step != stream.moving.step:
+            steps.append((clock.now, what.step))
+        moving = msgspec.structs.replace(stream.moving, step=what.step)
+        catalog.apply(msgspec.structs.replace(stream, moving=moving))
+        if len(steps) == 5:
+            raise EndOfTest
+        return Answer(0)
+
+    async def copy_rest(*_: Any) -> int:
+        clock.now += HELD_S
+        raise TimeoutError
+
+    progress = MoveProgress()
+    move = mover._Move(
+        catalog, mock.Mock(ask=ask), mock.Mock(), mock.AsyncMock(), mover.QueueName("/", "s"),
+        progress, True, asyncio.Semaphore(1),
+    )  # fmt: skip
+    copy: Any = Copy([0] * 9, progress)
+    copy.copy_rest = copy_rest
+    monkeypatch.setattr(move, "_copy", copy)
+    monkeypatch.setattr(mover, "asyncio", clock)
+    with pytest.raises(EndOfTest):
+        await move.run()
+    assert [step for _, step in steps] == [HELD, CHOSEN, HELD, CHOSEN, HELD]
+    times = [time for time, _ in steps]
+    for held, free, again in (times[:3], times[2:]):
+        assert free - held == HELD_S and again - free >= FREE_TIMES * HELD_S

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from shardmq.broker.controller.moving import mover, stream_copy
-from shardmq.broker.model.changes import ARRIVED, Moving, QueuePut, other_life
+from shardmq.broker.model.changes import ARRIVED, CHOSEN, HELD, Moving, QueuePut, other_life
 from shardmq.shardd.store.damage import Damage
-from tests.support.moving_world import PromiseBroken, play
+from shardmq.shardd.wire.messages import PutChunks
+from tests.support.moving_world import PromiseBroken, ShardLife, play
 from tests.support.stream_moving_world import StreamWorld
 
 
@@ -41,6 +43,69 @@ def test_the_move_of_a_stream_that_has_lost_messages_is_called_off() -> None:
         assert world.view.shard == 0 and world.view.moving is None
 
 
+class Stuck(StreamWorld):
+    """The disk of the old place does not answer while publishers wait, until they are let go."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.let_go = self.waits = 0
+        super().__init__(*arguments)
+
+    @property
+    def is_held(self) -> bool:
+        return self.view.moving is not None and self.view.moving.step == HELD
+
+    def may_sync(self, shard: ShardLife) -> bool:
+        return self.let_go == 2 or not self.is_held or shard.number != self.view.shard
+
+    def happen(self) -> None:
+        super().happen()
+        self.waits = self.waits + 1 if self.is_held else 0
+        if self.waits > 50:
+            self.pass_deadlines()
+        if self.waits > 5000:
+            raise PromiseBroken("publishers wait for ever")
+
+    def apply(self) -> None:
+        was_held = self.is_held
+        super().apply()
+        moving = self.view.moving
+        self.let_go += was_held and moving is not None and moving.step == CHOSEN
+
+
+def test_publishers_do_not_wait_for_a_place_that_does_not_sync() -> None:
+    worlds = [play(seed, kills=0.0, of=Stuck) for seed in range(10)]
+    assert any(isinstance(world, Stuck) and world.let_go == 2 for world in worlds)
+
+
+class WithoutDeadline(Stuck):
+    @contextlib.asynccontextmanager
+    async def deadline(self, seconds: float) -> AsyncIterator[None]:
+        yield
+
+
+def test_the_histories_find_publishers_that_wait_without_a_limit() -> None:
+    assert found(of=WithoutDeadline)
+
+
+class Sparing(StreamWorld):
+    """Nothing is put at the new place while there is nothing new."""
+
+    copied = 0
+
+    def request(self, number: int, make: Any, wait_s: float = 0) -> Any:
+        message, moving = make(0), self.view.moving
+        if isinstance(message, PutChunks) and moving is not None and moving.step == CHOSEN:
+            self.copied += 1
+            if not message.chunks:
+                raise PromiseBroken("nothing is put at the new place")
+        return super().request(number, make, wait_s)
+
+
+def test_only_messages_are_put_at_the_new_place_while_a_stream_is_copied() -> None:
+    worlds = [play(seed, of=Sparing) for seed in range(5)]
+    assert all(isinstance(world, Sparing) and world.copied for world in worlds)
+
+
 class WithoutRest(mover._Move):
     """Lets the new place be used before the last messages are there."""
 
@@ -60,10 +125,10 @@ async def nothing(*arguments: Any) -> None:
     pass
 
 
-def found(kind: type[mover._Move] = mover._Move) -> bool:
+def found(kind: type[mover._Move] = mover._Move, of: type[StreamWorld] = StreamWorld) -> bool:
     for seed in range(200):
         try:
-            play(seed, kind, kills=0.0, of=StreamWorld)
+            play(seed, kind, kills=0.0, of=of)
         except PromiseBroken:
             return True
     return False

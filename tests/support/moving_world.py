@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -161,6 +161,8 @@ class ShardLife:
 
     def sync(self) -> None:
         self.turn()
+        if not self.world.may_sync(self):
+            return
         if (sync := self.shard.syncs.begin()) is not None:
             sync.run()
             self.shard.syncs.end()
@@ -232,12 +234,17 @@ class World:
         self.shards: list[ShardLife] = []
         self.request_number = 0
         self.trouble = 0
+        self.deadlines: list[asyncio.Timeout] = []  # of publishers that wait
         for number in range(2):
             self.shards.append(ShardLife(self, number))
         self._attach()
 
     def home(self, files: FaultyFiles) -> StoreHome:
         return Home(files)
+
+    def may_sync(self, shard: ShardLife) -> bool:
+        """Return whether the disk of a shard answers now."""
+        return True
 
     def delivered(
         self, shard: ShardLife, count: int, blob: bytes, redelivered: bool
@@ -343,7 +350,23 @@ class World:
 
     # -- what happens meanwhile ------------------------------------------------------------------
 
+    @contextlib.asynccontextmanager
+    async def deadline(self, seconds: float) -> AsyncIterator[None]:
+        async with asyncio.timeout(None) as deadline:
+            self.deadlines.append(deadline)
+            try:
+                yield
+            finally:
+                self.deadlines.remove(deadline)
+
+    def pass_deadlines(self) -> None:
+        for deadline in self.deadlines:
+            if not deadline.expired():
+                deadline.reschedule(0)
+
     def happen(self) -> None:
+        if self.random.random() < self.faults / 10:
+            self.pass_deadlines()
         for _ in range(self.random.randrange(6)):
             self.now += self.random.randrange(50)
             shard = self.random.choice(self.shards)
@@ -524,6 +547,7 @@ def play(
 
     async def run() -> World:
         world = of(seed, pick.choice((0.0, 0.05, 0.2)), kills, definitions)
+        clockless.timeout = world.deadline
         for _ in range(2):
             await world.move(kind)
         world.check_all()
@@ -533,6 +557,7 @@ def play(
         await real_sleep(0)
 
     real_sleep = asyncio.sleep
+    clockless = _Clockless(no_sleep)
     with (
         mock.patch.object(mover, "HANDOVER_S", 0.0),
         mock.patch.object(mover, "SHRINK_S", 0.0),
@@ -540,18 +565,22 @@ def play(
         mock.patch.object(moves, "BATCH_MESSAGES", pick.choice((1, 4, 50))),
         mock.patch.object(moves, "BATCH_BYTES", pick.choice((100, 4000))),
         mock.patch.object(mover, "HOLD_BYTES", of_streams.choice((100, 2000))),
+        mock.patch.object(mover, "FREE_TIMES", 0),
         mock.patch.object(stream_moves, "BATCH_BYTES", of_streams.choice((100, 1000, 4000))),
-        mock.patch.object(mover, "asyncio", _Clockless(no_sleep)),
-        mock.patch.object(stream_copy, "asyncio", _Clockless(no_sleep)),
+        # With 0, publishers wait when little is left; otherwise after one batch.
+        mock.patch.object(mover, "HOLD_BYTES_MAX", of_streams.choice((0, mover.HOLD_BYTES_MAX))),
+        mock.patch.object(mover, "asyncio", clockless),
+        mock.patch.object(stream_copy, "asyncio", clockless),
     ):
         return asyncio.run(run())
 
 
 class _Clockless:
-    """asyncio, but nothing sleeps."""
+    """asyncio, but nothing sleeps, and the world says when a deadline has passed."""
 
     def __init__(self, sleep: Any) -> None:
         self.sleep = sleep
+        self.timeout: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)

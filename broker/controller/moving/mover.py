@@ -25,7 +25,7 @@ A stream moves in another way: its messages keep their offsets, which only one p
    settled. When all have left, the old life of the stream is deleted.
 
 If a shard or a front door is away while publishers wait, they are let go again, and the step
-before goes on.
+before goes on. So it does if the last messages of a stream are not over within HELD_S.
 
 Only the controller moves messages. The shards drop what an earlier process of it, or one that leads
 no more, has sent.
@@ -78,6 +78,10 @@ SHRINK_TO: Final = 0.75
 # The same of a stream, in bytes that are left. One that does not get shorter is shut with more.
 HOLD_BYTES: Final = 1 << 20
 HOLD_BYTES_MAX: Final = 16 << 20
+# Publishers to a stream wait so long for its last messages, at most.
+HELD_S: Final = 5.0
+# Publishers that have waited in vain are let go for so many times as long.
+FREE_TIMES: Final = 4
 # Moves of queues of which messages are under way, and batches of streams. Consumers of a queue must
 # not wait for the copy of a stream.
 AT_ONCE: Final = 4
@@ -87,8 +91,9 @@ LEAVE_LOOK_S: Final = 0.02  # between two looks whether the consumers of a strea
 IN_SEQUENCE: Final = 406
 IN_SEQUENCE_TEXT: Final = "producers have published in sequence to it (x-producer-id)"
 
-# What MoveProgress says of a stream of which as much is left as SHRINK_S before.
+# What MoveProgress says of a stream of which no less is left than SHRINK_S before.
 NOT_SHORTER: Final = "what is left does not get less: as much is published as is copied, or more"
+NOT_SYNCED: Final = "what is left is not on stable storage at the old place"
 
 STEP_NAMES: Final = {
     CHOSEN: "chosen",
@@ -204,6 +209,7 @@ class _Move:
         self._number = 0  # of the last batch that the new place has
         self._is_prepared = False  # the new place knows this mover
         self._is_shut = False  # by this process
+        self._free_until = 0.0  # publishers to a stream are not to wait before; loop time
         self._letters: wire.Letters | None = None  # taken, and not known to be at the new place
         self._copy = StreamCopy(lambda shard, make: shards.request(shard, make, ANSWER_S))
         self._steps = {
@@ -220,6 +226,7 @@ class _Move:
         """Go from step to step until the queue moves no more."""
         while (found := self._found()) is not None:
             queue, moving = found
+            began = asyncio.get_running_loop().time()
             try:
                 await self._steps[moving.step](queue, moving)
                 self._progress.waits_for = ""
@@ -229,6 +236,8 @@ class _Move:
                     self._is_shut = False
                     before = _LET_GO[moving.step]
                     await self._authority.ask(MoveOn(*self._name, moving.id, before))
+                    now = asyncio.get_running_loop().time()
+                    self._free_until = now + FREE_TIMES * (now - began)
                 await asyncio.sleep(AGAIN_S)
 
     def _found(self) -> tuple[QueuePut, Moving] | None:
@@ -344,6 +353,8 @@ class _Move:
 
     async def _copy_stream(self, queue: QueuePut, moving: Moving) -> None:
         new, loop = other_life(queue), asyncio.get_running_loop()
+        while loop.time() < self._free_until and self._is_at(moving):
+            await asyncio.sleep(LOOK_S)
         try:
             before, until, why = None, loop.time() + SHRINK_S, ""
             while self._is_at(moving):
@@ -352,17 +363,19 @@ class _Move:
                 self._progress.moved += some
                 self._progress.left = self._copy.left
                 left = self._copy.left_bytes
-                if left <= HOLD_BYTES:
+                # Publishers must not wait for an old place that does not sync what it has.
+                is_synced = some > 0 or not self._copy.left
+                if is_synced and left <= HOLD_BYTES:
                     break
-                if not some:
-                    await asyncio.sleep(NOT_SYNCED_S)
                 before = before or left
                 if loop.time() >= until:
-                    if before * SHRINK_TO < left <= HOLD_BYTES_MAX:
+                    if is_synced and before * SHRINK_TO < left <= HOLD_BYTES_MAX:
                         break
-                    why = NOT_SHORTER if left >= before else ""
+                    why = "" if left < before else NOT_SHORTER if is_synced else NOT_SYNCED
                     before, until = left, loop.time() + SHRINK_S
                 self._waits_for(why)
+                if not some:
+                    await asyncio.sleep(NOT_SYNCED_S)
         except CopyRefused as refused:
             if refused.code not in (wire.GAP, wire.BEYOND):
                 raise
@@ -382,13 +395,17 @@ class _Move:
         if not self._is_shut:  # by the process before this one
             raise _Away("the controller has restarted")
         new = other_life(queue)
-        await self._fence()
         goes_on = partial(self._is_at, moving)
-        self._progress.moved += await self._copy.copy_rest(queue, new, goes_on)
-        if not goes_on():
-            return  # it is called off, or the stream is gone
-        self._progress.left = 0
-        await self._copy.copy_places(queue, new)
+        try:
+            async with asyncio.timeout(HELD_S):
+                await self._fence()
+                self._progress.moved += await self._copy.copy_rest(queue, new, goes_on)
+                if not goes_on():
+                    return  # it is called off, or the stream is gone
+                self._progress.left = 0
+                await self._copy.copy_places(queue, new)
+        except TimeoutError:
+            raise _Away(f"the last messages are not over within {HELD_S:g} s") from None
         await self._step(moving, ARRIVED)
 
     async def _leave(self, queue: QueuePut, moving: Moving) -> None:

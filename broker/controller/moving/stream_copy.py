@@ -49,10 +49,12 @@ class StreamCopy:
             raise CopyRefused(shard, reply)
         return reply
 
-    async def copy_some(self, old: QueuePut, new: QueuePut, paced: bool = True) -> int:
+    async def copy_some(self, old: QueuePut, new: QueuePut, is_rest: bool = False) -> int:
         """Copy a batch; return how many messages it had.
 
-        Afterwards, `left` and `left_bytes` say how much there is to copy.
+        Afterwards, `left` and `left_bytes` say how much there is to copy. With `is_rest` the copy
+        goes as fast as it can, and the new place is told when it has all, even if that is nothing:
+        what it has may have been purged at the old place.
         """
         loop = asyncio.get_running_loop()
         began, before = loop.time(), self.left_bytes
@@ -62,16 +64,17 @@ class StreamCopy:
             before = 0
         offset, self._next = self._next, None  # it is not known while a request is under way
         taken = await self._ask(old.shard, lambda n: wire.TakeChunks(n, old.id, offset))
-        await self._ask(
-            new.shard,
-            lambda n: wire.PutChunks(
-                n, new.id, taken.first, taken.behind, taken.chunks, taken.oldest,
-                taken.newest_before,
-            ),
-        )  # fmt: skip
+        if taken.chunks or (is_rest and taken.behind == taken.end):
+            await self._ask(
+                new.shard,
+                lambda n: wire.PutChunks(
+                    n, new.id, taken.first, taken.behind, taken.chunks, taken.oldest,
+                    taken.newest_before,
+                ),
+            )  # fmt: skip
         self._next = taken.behind
         self.left, self.left_bytes = taken.end - taken.behind, taken.behind_bytes
-        if paced and before > self.left_bytes:
+        if not is_rest and before > self.left_bytes:
             spare_s = (before - self.left_bytes) / COPY_BYTES_PER_S - (loop.time() - began)
             await asyncio.sleep(max(spare_s, 0))
         return int(taken.behind - taken.first)
@@ -85,7 +88,7 @@ class StreamCopy:
         """
         copied = 0
         while True:
-            some = await self.copy_some(old, new, paced=False)
+            some = await self.copy_some(old, new, is_rest=True)
             if not goes_on():
                 return copied + some
             if not some and not self.left:
