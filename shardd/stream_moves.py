@@ -89,8 +89,7 @@ class StreamMoves:
         try:
             take()
         except self._no_room:
-            self._registry.set_alarm(m.LOW_ON_DISK)
-            peer.tell(m.Refused(request, m.NO_ROOM, "no room"))
+            self._refuse(peer, request)
         except ValueError as error:
             peer.tell(m.Refused(request, m.ELSEWHERE, str(error)))
         else:
@@ -113,8 +112,18 @@ class StreamMoves:
         elif put.instead_of is None:
             take = partial(queue.log.stream.copies.take_places, put.positions, put.producers)
             if self._take_in(peer, put.request, queue, take):
-                peer.tell(m.Done(put.request))
+                self._syncs.then(partial(self._tell_of_places, peer, put.request, queue))
         else:
             self._streams.dirty[queue] = None
             queue.change_positions(put.positions, put.instead_of)
             peer.tell(m.Done(put.request))
+
+    def _tell_of_places(self, peer: Peer, request: int, queue: StreamQueue) -> None:
+        if queue.log.stream.copies.lacks_room:
+            self._refuse(peer, request)
+        else:
+            peer.tell(m.Done(request))
+
+    def _refuse(self, peer: Peer, request: int) -> None:
+        self._registry.set_alarm(m.LOW_ON_DISK)
+        peer.tell(m.Refused(request, m.NO_ROOM, "no room"))

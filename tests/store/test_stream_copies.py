@@ -90,6 +90,8 @@ class Target:
             self.log.finish_sync(job)
         producers = source.log.producers.table.all_places()
         self.log.copies.take_places(dict(source.log.positions.offsets), producers)
+        sync(self.log)
+        assert not self.log.copies.lacks_room
         self.files = self.files.restarted(power_cut=True)
         self.log = self.new_log(self.files)
 

@@ -58,7 +58,6 @@ class Log(Protocol):
     def first_offset(self) -> int: ...
     def append_chunks(self, data: bytearray, rows: array[int], next_offset: int) -> None: ...
     def truncate(self, offset: int | None = None, newest_before: int = 0) -> bool: ...
-    def cover(self) -> None: ...
 
 
 class LogCopies:
@@ -75,6 +74,7 @@ class LogCopies:
         self._state = state
         self._segments = segments
         self._cache = cache
+        self.lacks_room = False  # the last sync had no room for positions or producers
 
     def copied_from(self, offset: int, bytes_max: int) -> Copied:
         """Return the chunks of committed messages from `offset` on, or from the first offset.
@@ -140,6 +140,8 @@ class LogCopies:
             is_in_sequence = is_in_sequence or bool(data[at + FLAGS_AT] & IN_SEQUENCE)
             rows.extend((at, first, timestamp))
             at, next_offset = at + length, first + count
+        if is_in_sequence and not self._log.producers.in_use and self._state.job is not None:
+            raise ValueError("a sync may be making the file of producers")
         try:
             self._state.make_directory()
             if is_in_sequence:
@@ -153,26 +155,20 @@ class LogCopies:
     def take_places(self, positions: Mapping[bytes, int], producers: bytes) -> None:
         """Have these positions, and no others, and know how far these producers have come.
 
-        All is on stable storage afterwards. Raises ValueError while not all messages are, and
-        DiskFull.
+        All is on stable storage after the next sync, unless `lacks_room`. Raises ValueError while
+        not all messages are.
         """
         self._state.check_usable()
-        if self._state.job is not None or self._log.committed_offset != self._log.next_offset:
+        if self._log.committed_offset != self._log.next_offset:
             raise ValueError("not all messages are on stable storage")
         try:
             self._state.make_directory()
-            for name in [name for name in self._log.positions.offsets if name not in positions]:
-                self._log.positions.forget(name)
-            for name, offset in positions.items():
-                self._log.positions.set(name, offset)
-            self._log.positions.save()
-            if producers:
-                self._log.producers.prepare(self._log.committed_offset)
-                self._log.producers.table.add(producers)
         except Exception as error:
             raise self._state.named(error) from error
+        for name in [name for name in self._log.positions.offsets if name not in positions]:
+            self._log.positions.forget(name)
+        for name, offset in positions.items():
+            self._log.positions.set(name, offset)
+        self._log.positions.is_due = True
         if producers:
-            self._log.cover()
-        self._state.check_usable()
-        if self._log.positions.changed or (producers and self._log.producers.is_due):
-            raise DiskFull(f"no room for positions and producers in {self._state.directory}")
+            self._log.producers.add(producers)

@@ -420,28 +420,32 @@ class StreamLog:
     def begin_sync(self) -> SyncJob[UnderSync] | None:
         """Flush, and return the job that syncs all messages, or None if there is nothing to sync.
 
-        The caller runs the job, on any thread, and then calls `finish_sync`. There is one job at a
-        time.
+        Positions and sequences of `LogCopies.take_places` are synced, too. The caller runs the job,
+        on any thread, and then calls `finish_sync`. There is one job at a time.
         """
         state, segments = self._state, self._segments
         state.check_usable()
         assert state.job is None, "a sync is running"
+        self.positions.is_due = self.positions.is_due and self.sync  # else the flush is enough
         self.flush()
-        if not self.sync or not (segments.unsynced or segments.directory_changed):
+        has_unsynced = segments.unsynced or segments.directory_changed
+        if not self.sync or not (has_unsynced or self.positions.is_due):
             if self.producers.is_due:
                 self.cover()
+            self.copies.lacks_room = bool(self.positions.changed) or self.producers.is_due
             return None
         handles = [self._cache.handle(segment) for segment in segments.unsynced]
         held = [(segment, segment.flushed) for segment in segments.unsynced]
         cover = self.producers.cover(self.next_offset) if self.producers.is_due else None
+        rewrite = self.positions.begin_rewrite() if self.positions.is_due else None
         last_chunk = max(segments.last_chunk(), self._committed_chunk)
         state.job = SyncJob(
             files=state.files,
             directory=self.directory,
             with_directory=segments.directory_changed,
             handles=handles,
-            last_steps=[cover] if cover is not None else [],
-            noted=UnderSync(held, self.next_offset, last_chunk, cover),
+            last_steps=[step for step in (rewrite, cover) if step is not None],
+            noted=UnderSync(held, self.next_offset, last_chunk, cover, rewrite),
         )
         segments.unsynced = []
         segments.directory_changed = False
@@ -462,6 +466,9 @@ class StreamLog:
         self.committed_offset, self._committed_chunk = noted.next_offset, noted.last_chunk
         if noted.cover is not None:
             self.producers.covered(noted.cover)
+        if noted.rewrite is not None:
+            self.positions.end_rewrite(noted.rewrite)
+        self.copies.lacks_room = any(step.full for step in (noted.cover, noted.rewrite) if step)
         self._tell()
 
     def begin_settled_sync(self) -> SyncJob[None] | None:

@@ -9,12 +9,14 @@ One file beside the segments of the stream holds a name and an offset for each c
 The last change of a name counts. The offset GONE means that the name is forgotten. Changes are
 appended with each flush of the log and synced a little later (`take_unsynced`). After a power cut
 a consumer may therefore read messages a second time, but never skips one. When the file is much
-larger than twice its useful content, it is written anew beside the old one and renamed.
+larger than twice its useful content, it is written anew beside the old one and renamed. A sync of
+messages does the same in its thread if somebody waits for all positions (`is_due`).
 """
 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
 from shardmq.shardd.store.damage import Damage
 from shardmq.shardd.store.errors import refuse_newer
@@ -39,6 +41,34 @@ class TooManyNames(ValueError):
     """NAMES_MAX consumers have stored an offset in this stream."""
 
 
+@dataclass(slots=True, eq=False)
+class Rewrite:
+    """The file of all positions, which is to take the place of the old one.
+
+    `run` is called in the thread of a sync. `taken` are the changes that are not in the old file.
+    """
+
+    files: Files
+    directory: str
+    sync: bool
+    salt: int
+    data: bytes
+    taken: dict[bytes, int]
+    full: bool = False
+
+    def run(self) -> None:
+        """Write the file. On a full disk the old one stays."""
+        path, new = f"{self.directory}/{NAME}", f"{self.directory}/{NEW_NAME}"
+        try:
+            replace_file(self.files, path, new, self.data, sync=self.sync)
+            if self.sync:
+                self.files.sync_directory(self.directory)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.full = True
+
+
 class Positions:
     def __init__(self, files: Files, directory: str, sync: bool) -> None:
         self.files = files
@@ -51,6 +81,8 @@ class Positions:
         self.end = 0  # size of the file up to the last good change; 0: there is no file
         self.torn = False  # bytes that are no good change follow `end`
         self.live_bytes = 0
+        self.is_due = False  # the next sync of messages writes the file anew
+        self._rewriting = False  # such a sync has the file in hand
         self._unsynced = False  # bytes of the file may not be on stable storage
         self._renamed = False  # the name of the file may not be on stable storage
 
@@ -96,8 +128,8 @@ class Positions:
             self.live_bytes += size
 
     def flush(self) -> None:
-        """Write the changes to the file. On a full disk the changes wait."""
-        if not self.changed:
+        """Write the changes to the file. On a full disk, and for a `Rewrite`, the changes wait."""
+        if not self.changed or self.is_due or self._rewriting:
             return
         added = b"".join(_encode(name, offset, self.salt) for name, offset in self.changed.items())
         try:
@@ -119,8 +151,25 @@ class Positions:
         self._unsynced = self._renamed = False
         return paths, renamed
 
+    def begin_rewrite(self) -> Rewrite:
+        """Return the job that writes all positions; `end_rewrite` follows its run."""
+        self.is_due, self._rewriting = False, True
+        taken, self.changed = self.changed, {}
+        salt, data = self._anew()
+        return Rewrite(self.files, self.directory, self.sync, salt, data, taken)
+
+    def end_rewrite(self, job: Rewrite) -> None:
+        """Note the end of a job. If the disk was full, the next sync tries again."""
+        self._rewriting = False
+        if job.full:
+            self.is_due, self.changed = True, job.taken | self.changed
+            return
+        self.salt, self.end, self.torn = job.salt, len(job.data), False
+        self._unsynced = self._renamed = False
+
     def save(self) -> None:
         """Write all changes and make them last."""
+        self.is_due = False
         self.flush()
         if self.sync and self.end:
             sync_file(self.files, self.path)
@@ -147,15 +196,20 @@ class Positions:
         The new file is synced before it replaces the old one, because the old one may be on stable
         storage.
         """
-        salt = self.files.salt()
-        rest = struct.pack("<I12x", salt)
-        head = struct.pack("<8sII", MAGIC, FORMAT, record.crc32c(rest, FORMAT)) + rest
-        data = head + b"".join(_encode(name, offset, salt) for name, offset in self.offsets.items())
+        salt, data = self._anew()
         new = f"{self.directory}/{NEW_NAME}"
         replace_file(self.files, self.path, new, data, sync=self.sync)
         self.salt, self.end, self.torn = salt, len(data), False
         self._unsynced, self._renamed = False, True
         self.changed.clear()
+
+    def _anew(self) -> tuple[int, bytes]:
+        """Return the salt and the content of a file that has the last offset of each name."""
+        salt = self.files.salt()
+        rest = struct.pack("<I12x", salt)
+        head = struct.pack("<8sII", MAGIC, FORMAT, record.crc32c(rest, FORMAT)) + rest
+        changes = (_encode(name, offset, salt) for name, offset in self.offsets.items())
+        return salt, head + b"".join(changes)
 
 
 def _is_header(data: bytes) -> bool:

@@ -69,6 +69,18 @@ class StreamProducers:
         if not self.in_use:
             # Messages that are not committed can be lost, and their offsets be used again.
             self._begin(committed_offset)
+        self._make_room()
+
+    def add(self, places: bytes) -> None:
+        """Know how far producers have come elsewhere; the next sync writes this to the file.
+
+        The file is made then, if there is none, so `prepare` must not be called during that sync.
+        """
+        self._make_room()
+        self.table.add(places)
+        self.uncovered_bytes = max(self.uncovered_bytes, COVER_BYTES)
+
+    def _make_room(self) -> None:
         if len(self.table) >= PRODUCERS_MAX:
             self.table.sweep(self.table.heard_before(2))
 
@@ -78,7 +90,6 @@ class StreamProducers:
         self.covered(cover)
         if cover.full:
             raise DiskFull(f"no room for {NAME} in {self.file.directory}")
-        self.in_use = True
 
     def appended(self, size: int) -> None:
         if self.in_use:
@@ -96,7 +107,9 @@ class StreamProducers:
         return self.file.begin(next_offset)
 
     def covered(self, cover: Cover) -> None:
-        if not self.file.end(cover):
+        if self.file.end(cover):
+            self.in_use = True
+        else:
             self.uncovered_bytes += COVER_BYTES
 
     # -- recovery ----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from shardmq.shardd.store.format.producers_file import Cover
 from shardmq.shardd.store.state import StoreState
 from shardmq.shardd.store.streams import reading as stream_reading
 from shardmq.shardd.store.streams import recovery as stream_recovery
+from shardmq.shardd.store.streams.positions import Rewrite
 from shardmq.shardd.store.streams.reading import StreamCache
 from shardmq.shardd.store.streams.segment import (
     HEADER_BYTES,
@@ -40,6 +41,7 @@ class UnderSync:
     next_offset: int
     last_chunk: int
     cover: Cover | None
+    rewrite: Rewrite | None  # of the positions
 
 
 class Remover(Protocol):
