@@ -22,6 +22,7 @@ from shardmq.shardd.wire import messages as m
 # The largest batch, apart from a chunk that is larger. The shard serves nobody while it makes one,
 # or takes one in.
 BATCH_BYTES: Final = 512 << 10
+LOST: Final = "its old place has lost messages"
 
 
 class StreamMoves:
@@ -45,12 +46,13 @@ class StreamMoves:
             peer.tell(m.Refused(take.request, 404, "gone"))
             return
         log = queue.log.stream
+        if take.offset > log.committed_offset:
+            peer.tell(m.Refused(take.request, m.BEYOND, LOST))
+            return
         found = log.copies.copied_from(take.offset, BATCH_BYTES)
         has_gap = any(stop > log.first_offset for _, stop in log.gaps)
         if has_gap or (not found.chunks and found.first < log.committed_offset):
             peer.tell(m.Refused(take.request, m.GAP, "messages of it are lost by damage"))
-        elif take.offset > log.next_offset:
-            peer.tell(m.Refused(take.request, m.BEYOND, "its old place has lost messages"))
         else:
             peer.tell(
                 m.Chunks(
@@ -62,6 +64,7 @@ class StreamMoves:
                     found.newest_before,
                     found.end,
                     found.behind_bytes,
+                    found.before,
                 )
             )
 
@@ -71,11 +74,16 @@ class StreamMoves:
             peer.tell(m.Refused(put.request, 404, "gone"))
             return
         log = queue.log.stream
+        if not log.copies.goes_on(put.first, put.before):
+            peer.tell(m.Refused(put.request, m.BEYOND, LOST))
+            return
         is_there = put.behind <= log.next_offset
 
         def take() -> None:
             chunks = b"" if is_there else put.chunks
             log.copies.take(chunks, put.oldest, put.newest_before)
+            if log.next_offset < put.behind:
+                raise ValueError(f"no messages from {log.next_offset} to {put.behind}")
 
         if self._take_in(peer, put.request, queue, take):
             self._syncs.then(partial(peer.tell, m.Done(put.request)))

@@ -932,8 +932,8 @@ class TakeChunks(Message, tag="take-chunks", frozen=True):
     """Ask for messages of a stream that moves to another shard, from `offset` on.
 
     The controller sends TakeChunks. The shard answers with Chunks or Refused. The code GAP says
-    that messages are lost there by damage, BEYOND that the stream ends below the offset. Nothing
-    changes at the shard.
+    that messages are lost there by damage, BEYOND that the stream has no messages up to the offset,
+    though it had. Nothing changes at the shard.
     """
 
     request: int
@@ -947,7 +947,8 @@ class Chunks(Message, tag="chunks", frozen=True):
     `first` is the offset of their first message, and `behind` that behind their last one. `oldest`
     is the first offset of the stream, `newest_before` the latest timestamp before it, and `end` the
     offset behind the last message, whether that is on stable storage or not. `behind_bytes` is how
-    much the stream has behind these chunks.
+    much the stream has behind these chunks. `before` is the checksum of the chunk in front of them,
+    -1 if none ends there, and None if the stream has nothing before.
     """
 
     request: int
@@ -958,6 +959,7 @@ class Chunks(Message, tag="chunks", frozen=True):
     newest_before: int
     end: int
     behind_bytes: int
+    before: int | None = None
 
 
 class PutChunks(Message, tag="put-chunks", frozen=True):
@@ -965,8 +967,10 @@ class PutChunks(Message, tag="put-chunks", frozen=True):
 
     The controller sends PutChunks. The shard answers with Done when the messages are on stable
     storage, at once if they are, or with Refused. The code ELSEWHERE says that they do not begin
-    where the stream ends: StreamInspected says where that is. The other fields are those of Chunks.
-    A stream that has nothing from `oldest` on begins anew there.
+    where the stream ends: StreamInspected says where that is. The code BEYOND says that another
+    chunk is in front of them here: the other shard has lost messages since, and taken in others.
+    The other fields are those of Chunks. A stream that has nothing from `oldest` on begins anew
+    there. Without chunks, the question is whether the stream has all up to `behind`.
     """
 
     request: int
@@ -976,6 +980,7 @@ class PutChunks(Message, tag="put-chunks", frozen=True):
     chunks: bytes
     oldest: int
     newest_before: int
+    before: int | None = None
 
 
 class TakePlaces(Message, tag="take-places", frozen=True):

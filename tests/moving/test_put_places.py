@@ -64,3 +64,14 @@ def test_positions_without_room_are_refused_after_the_sync() -> None:
     place.put(901)
     place.shard.sync()
     assert place.answer(901) == m.Done(901)
+
+
+def test_a_place_that_lacks_messages_does_not_say_that_it_has_all() -> None:
+    place = Place()
+    for request, behind in ((900, 5), (901, 0)):
+        put = m.PutChunks(request, NEW.id, behind, behind, b"", 0, 0)
+        place.shard.tell(put, m.CONTROLLER)
+        place.shard.sync()
+    refused = place.answer(900)
+    assert isinstance(refused, m.Refused) and refused.code == m.ELSEWHERE
+    assert place.answer(901) == m.Done(901)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -12,8 +13,11 @@ import pytest
 from shardmq.broker.controller.moving import mover, stream_copy
 from shardmq.broker.model.changes import ARRIVED, CHOSEN, HELD, Moving, QueuePut, other_life
 from shardmq.shardd.store.damage import Damage
-from shardmq.shardd.wire.messages import PutChunks
-from tests.support.moving_world import PromiseBroken, ShardLife, play
+from shardmq.shardd.store.streams.copies import LogCopies
+from shardmq.shardd.wire.messages import PutChunks, TakeChunks
+from tests.reference.record import split_messages
+from tests.support.faulty_files import FaultyFiles
+from tests.support.moving_world import PromiseBroken, ShardLife, number_in, play
 from tests.support.stream_moving_world import StreamWorld
 
 
@@ -104,6 +108,81 @@ class Sparing(StreamWorld):
 def test_only_messages_are_put_at_the_new_place_while_a_stream_is_copied() -> None:
     worlds = [play(seed, of=Sparing) for seed in range(5)]
     assert all(isinstance(world, Sparing) and world.copied for world in worlds)
+
+
+class Elected(StreamWorld):
+    """Once, a copy leads the old place that lacks the last messages, and takes in others."""
+
+    behind: FaultyFiles | None = None
+    takes = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        self.lost: set[int] = set()
+        super().__init__(*arguments)
+
+    def _numbers(self) -> set[int]:
+        """Return the messages that lie where the stream is used."""
+        stream = self._stream()
+        assert stream is not None
+        return set(numbers_of(stream.log.stream))
+
+    async def move(self, kind: type[mover._Move] = mover._Move) -> None:
+        if self.behind is None:
+            self.shards[self.view.shard].sync()
+            self.behind = self.shards[self.view.shard].files.restarted(power_cut=False)
+        await super().move(kind)
+        self.check_all()
+
+    def request(self, number: int, make: Any, wait_s: float = 0) -> Any:
+        moving = self.view.moving
+        if moving is not None and moving.step == CHOSEN and isinstance(make(0), TakeChunks):
+            self.takes += 1
+            if self.takes == 3:
+                self._elect()
+        return super().request(number, make, wait_s)
+
+    def _elect(self) -> None:
+        shard, before = self.shards[self.view.shard], self._numbers()
+        assert self.behind is not None
+        shard.files = self.behind
+        shard.start()
+        self.lost = before - self._numbers()
+        for _ in range(len(self.lost) + 10):
+            self.last += 1
+            self.reasons_before.append(self.reasons)
+            shard.publish(self.view.id, self.last)
+        shard.sync()
+
+    def delivered(
+        self, shard: ShardLife, count: int, blob: bytes, redelivered: bool
+    ) -> Sequence[int]:
+        return array("Q", blob[: 8 * count])  # a consumer sees that messages are lost
+
+    def check_all(self) -> None:
+        """Look for messages that the old place has lost, and for the last that it had."""
+        found = self._numbers()
+        if self.lost & found:
+            raise PromiseBroken(f"of another history: {sorted(self.lost & found)}")
+        if self.confirmed and max(self.confirmed) not in found:
+            raise PromiseBroken(f"never came: {max(self.confirmed)}")
+
+
+def numbers_of(log: Any) -> Iterator[int]:
+    offset = log.first_offset
+    while offset < log.committed_offset:
+        read = log.read(offset, 100_000)
+        yield from map(number_in, split_messages(read.blob))
+        offset = read.next_offset
+
+
+def test_the_new_place_has_no_messages_that_the_old_one_lost_by_an_unclean_election() -> None:
+    worlds = [play(seed, kills=0.0, of=Elected) for seed in range(30)]
+    assert any(isinstance(world, Elected) and world.lost for world in worlds)
+
+
+def test_the_histories_find_a_new_place_that_takes_messages_of_two_histories() -> None:
+    with mock.patch.object(LogCopies, "goes_on", lambda *_: True):
+        assert found(of=Elected)
 
 
 class WithoutRest(mover._Move):

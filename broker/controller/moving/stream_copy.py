@@ -69,7 +69,7 @@ class StreamCopy:
                 new.shard,
                 lambda n: wire.PutChunks(
                     n, new.id, taken.first, taken.behind, taken.chunks, taken.oldest,
-                    taken.newest_before,
+                    taken.newest_before, taken.before,
                 ),
             )  # fmt: skip
         self._next = taken.behind

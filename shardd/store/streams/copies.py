@@ -18,10 +18,12 @@ from shardmq.shardd.store.format.chunk import chunk_at
 from shardmq.shardd.store.state import StoreState
 from shardmq.shardd.store.streams.positions import Positions
 from shardmq.shardd.store.streams.producers import StreamProducers
-from shardmq.shardd.store.streams.reading import StreamCache, copied
+from shardmq.shardd.store.streams.reading import StreamCache, copied, sum_before, sum_of
 from shardmq.shardd.store.streams.segment import HEADER_BYTES
 from shardmq.shardd.store.streams.segments import StreamSegments, UnderSync
 
+# The sum before the first message where no chunk ends there.
+NO_CHUNK = -1
 # The place of the flags in a chunk, and the flag that messages name a producer (chunk.pyx).
 FLAGS_AT, IN_SEQUENCE = 27, 2
 
@@ -34,6 +36,8 @@ class Copied(NamedTuple):
         was nothing.
     end: the offset behind the last message of the log, whether it is committed or not.
     behind_bytes: the bytes of the chunks that follow.
+    before: the checksum of the chunk that ends at `first`, or NO_CHUNK; None if the log has no
+        message before `first`.
     """
 
     chunks: bytes
@@ -43,6 +47,7 @@ class Copied(NamedTuple):
     newest_before: int
     end: int
     behind_bytes: int
+    before: int | None
 
 
 class Log(Protocol):
@@ -74,6 +79,8 @@ class LogCopies:
         self._state = state
         self._segments = segments
         self._cache = cache
+        # The end of the last chunk that was taken, which may not be synced, and its checksum.
+        self._last = 0, 0
         self.lacks_room = False  # the last sync had no room for positions or producers
 
     def copied_from(self, offset: int, bytes_max: int) -> Copied:
@@ -114,7 +121,28 @@ class LogCopies:
             oldest,
             self._log.next_offset,
             behind_bytes,
+            self._sum_before(first),
         )
+
+    def _sum_before(self, offset: int) -> int | None:
+        if offset <= self._log.first_offset:
+            return None
+        at = bisect_right(self._segments.firsts, offset - 1) - 1
+        found = sum_before(
+            self._cache, self._segments.all[at], offset, self._log.known_damage.report
+        )
+        return NO_CHUNK if found is None else found
+
+    def goes_on(self, first: int, before: int | None) -> bool:
+        """Return whether messages from `first` on belong behind the last one of this log.
+
+        They do not if the other log has other messages before them than it had when they were
+        copied: it has lost some since, and has taken in others. `before` is that of `Copied`.
+        """
+        if before is None or first != self._log.next_offset or first == self._log.first_offset:
+            return True
+        end, found = self._last
+        return before == (found if end == first else self._sum_before(first))
 
     def take(self, chunks: bytes, oldest: int, newest_before: int) -> None:
         """Append chunks of another log (`copied_from`), which begin where this log ends.
@@ -148,7 +176,9 @@ class LogCopies:
                 self._log.producers.prepare(self._log.committed_offset)
         except Exception as error:
             raise self._state.named(error) from error
+        last = next_offset, sum_of(chunks, rows[-3])
         self._log.append_chunks(data, rows, next_offset)
+        self._last = last
         for at in rows[::3] if is_in_sequence else ():
             self._log.producers.table.gather_chunk(data, at)
 

@@ -476,6 +476,33 @@ def copied(
     return found, offset
 
 
+def sum_before(
+    cache: StreamCache, segment: StreamSegment, offset: int, report: Report
+) -> int | None:
+    """Return the checksum of the chunk that ends at `offset`, as `copied` has it.
+
+    Return None when no intact chunk of the segment ends there.
+    """
+    position = last_not_above(cache.index(segment), offset - 1)
+    for window, at, first, count, _ in chunks(cache, segment, position, report):
+        if first + count < offset:
+            continue
+        if first + count > offset:
+            break
+        start = at - window.start
+        chunk = window.data[
+            start : start + int.from_bytes(window.data[start : start + 4], "little")
+        ]
+        seal(chunk, 0, len(chunk), 0, 0)
+        return sum_of(chunk, 0)
+    return None
+
+
+def sum_of(chunks: bytes | bytearray, at: int) -> int:
+    """Return the checksum in the chunk at a place."""
+    return int.from_bytes(chunks[at + 4 : at + 8], "little")
+
+
 def chunk_newer(
     cache: StreamCache, segment: StreamSegment, timestamp: int, report: Report
 ) -> int | None:
