@@ -5,18 +5,17 @@ while. The steps are in the catalog with the queue (`Moving`), so any process th
 What is done in each step: `controller/moving/mover.py`.
 
     step        consumers are at   messages are published to   may follow
-    CHOSEN      the old life       the old life                BEGUN, CALLED_OFF
+    CHOSEN      the old life       the old life                BEGUN (queue), HELD (stream),
+                                                               CALLED_OFF
     BEGUN       the new life       the old life                PASSING, CALLED_OFF
     PASSING     the new life       the old life                SHUT
     SHUT        the new life       none: publishers wait       PASSING, MOVED
-    CALLED_OFF  the old life       the old life                MOVED
-
-A stream is used at one place at a time, because only one place can give offsets:
-
-    step        consumers are at   messages are published to   may follow
-    CHOSEN      the old life       the old life                HELD, CALLED_OFF
     HELD        the old life       none: publishers wait       CHOSEN, ARRIVED, CALLED_OFF
     ARRIVED     the new life       the new life                MOVED
+    CALLED_OFF  the old life       the old life                MOVED
+
+BEGUN, PASSING and SHUT are steps of a queue; HELD and ARRIVED are those of a stream, which is used
+at one place at a time, because only one place can give offsets.
 """
 
 from __future__ import annotations

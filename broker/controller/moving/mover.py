@@ -82,8 +82,9 @@ HOLD_BYTES_MAX: Final = 16 << 20
 HELD_S: Final = 5.0
 # Publishers that have waited in vain are let go for so many times as long.
 FREE_TIMES: Final = 4
-# Moves of queues of which messages are under way, and batches of streams. Consumers of a queue must
-# not wait for the copy of a stream.
+# So many moves of queues pass messages at a time, each until little is left. So many batches of
+# streams are under way, for which all streams take turns. The two are counted apart, because
+# consumers of a queue must not wait for the copy of a stream.
 AT_ONCE: Final = 4
 LEAVE_LOOK_S: Final = 0.02  # between two looks whether the consumers of a stream have left
 

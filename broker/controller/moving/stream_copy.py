@@ -14,8 +14,8 @@ from typing import Any, Final
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import messages as wire
 
-# A stream gets shorter at the old place by so many bytes a second, as long as it is copied. What is
-# published meanwhile is copied in addition.
+# What is left of a stream gets less by so many bytes a second at most, before publishers wait. What
+# is published meanwhile is copied in addition. All streams that move take turns (mover.AT_ONCE).
 COPY_BYTES_PER_S: Final = 32 << 20
 NOT_SYNCED_S: Final = 0.005  # before messages are asked for again that are not on stable storage
 
