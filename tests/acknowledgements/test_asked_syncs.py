@@ -88,7 +88,12 @@ class Store:
         return f"d/{file_name('acks', entries[0] >> 32)}"
 
     def after_a_power_cut(self) -> dict[int, int]:
-        store = SegmentStore("d", files=self.files.restarted(power_cut=True), segment_bytes=4096)
+        return self.after(power_cut=True)
+
+    def after(self, *, power_cut: bool) -> dict[int, int]:
+        """Return how many messages the next process finds in each queue."""
+        files = self.files.restarted(power_cut=power_cut)
+        store = SegmentStore("d", files=files, segment_bytes=4096)
         found = store.recover(list(self.entries))
         return {queue: len(found[queue].entries) for queue in found}
 
@@ -400,6 +405,34 @@ def test_acks_that_a_merge_holds_do_not_last_with_those_written_before_it() -> N
     store.sync_for(wait)
     assert wait.is_over
     assert store.after_a_power_cut()[MINE] == left - len(sparse) - 1
+
+
+@pytest.mark.parametrize("power_cut", [True, False], ids=["power cut", "kill"])
+@pytest.mark.parametrize("syncing", [True, False], ids=["in a sync", "before it"])
+def test_what_a_merge_has_moved_does_not_come_back_when_all_of_it_was_settled(
+    *, syncing: bool, power_cut: bool
+) -> None:
+    made = Store(120, (MINE,), size=150)
+    store, entries = made.store, made.entries[MINE]
+    left = [5, 30, 55]  # of 120 in five segments
+    for number in sorted(set(range(120)) - set(left)):
+        made.settle(MINE, number)
+    made.finish()
+    merge = store.begin_reclaim()
+    assert merge is not None and len(merge.sources) > 1
+    merge.run()
+    store.finish_reclaim(merge)
+    job = store.begin_sync() if syncing else None  # after it the sources may go
+    for number in left:
+        made.settle(MINE, number)
+    wait = store.wait_for_acks([MINE])
+    made.sync_for(wait)
+    assert wait.is_over and entries[left[0]][0] >> 32 not in store._by_number
+    assert not any(made.after(power_cut=power_cut).get(MINE) for _ in range(20))
+    if job is not None:
+        job.run()
+        store.finish_sync(job)
+    assert store.stats()["live_messages"] == 0
 
 
 def test_merges_go_on_beside_asks_without_end() -> None:

@@ -132,6 +132,10 @@ class Segment(SegmentState):
         """True when nothing of the segment is on disk, and no message of it is needed."""
         return self.live == 0 and self.flushed == 0 and not self.in_sequence
 
+    def replaces(self, other: Segment) -> bool:
+        """Return whether this merged segment has the place of the other one."""
+        return self.first <= other.number < self.number
+
     def live_bytes(self) -> int:
         """Return an estimate of the bytes that queues still need.
 

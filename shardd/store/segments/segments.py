@@ -183,7 +183,17 @@ class Segments(SegmentsState):
         """Let the file go. Its new name is made to last together with the acks."""
         if segment.flushed:
             self.settled.names_changed = True
-        self.state.quietly(self.reclaimer.dispose, segment)
+        self.state.quietly(self._dispose, segment)
+
+    def _dispose(self, segment: Segment) -> None:
+        """Dispose of the sources of a merged segment first: alone, they would come back."""
+        if segment.first:
+            under_sync = self.state.job.noted.replaced if self.state.job is not None else []
+            for waiting in (under_sync, self.replaced):
+                for source in [each for each in waiting if segment.replaces(each)]:
+                    waiting.remove(source)
+                    self.reclaimer.dispose_merged(source)
+        self.reclaimer.dispose(segment)
 
     def take_dead(self) -> list[Segment]:
         """Take from `dead` the segments whose files may go.
