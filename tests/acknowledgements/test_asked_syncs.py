@@ -33,6 +33,7 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles
+from tests.support.producer_lives import IN_SEQUENCE, message
 from tests.support.shard_lives import DOORS, Known, Life
 from tests.support.syncing import sync
 
@@ -178,6 +179,40 @@ def test_a_segment_that_goes_while_its_acks_are_synced_has_its_new_name_synced_t
     made.store.finish_settled_sync(job)
     assert wait.is_over
     assert made.after_a_power_cut()[MINE] == 7
+
+
+@pytest.mark.parametrize("sealed", ["before", "while it waits"])
+def test_a_segment_with_sequences_that_others_settle_keeps_a_commit_waiting(sealed: str) -> None:
+    """The segment stays until the file of producers covers it, and its acks stay with it."""
+    made = Store(0)
+    store = made.store
+    mine, others = in_sequence(store, MINE, 1), in_sequence(store, OTHERS, 2)
+    sync(store)  # the segment is open, and not covered
+    if sealed == "before":
+        seal(store)
+    store.settle(MINE, mine, True)
+    assert not store.has_unwritten_acks()
+    wait = store.wait_for_acks([MINE])
+    store.settle(OTHERS, others, True)  # nothing of the segment is needed now
+    if sealed == "while it waits":
+        seal(store)
+    made.sync_for(wait)
+    assert wait.is_over
+    assert not any(made.after_a_power_cut().get(MINE) for _ in range(20))
+    sync(store)
+    assert store.stats()["segments"] == 1, "what is covered and not needed goes"
+
+
+def in_sequence(store: SegmentStore, queue: int, number: int, size: int = 100) -> array[int]:
+    """Append a message of a producer to the queue; return its entry."""
+    record = Record((queue,), (message(b"p", number, size),), number, flags=1 | IN_SEQUENCE)
+    screened = store.screen(record.encode(), {})
+    return store.append(screened.records, in_sequence=True)[0].entries
+
+
+def seal(store: SegmentStore) -> None:
+    """Begin another segment, with a message that nobody needs."""
+    store.settle(OTHERS, store.append(one(0, OTHERS, 3800))[0].entries, False)
 
 
 def test_acks_last_when_the_followers_in_sync_have_synced_them_too() -> None:

@@ -6,6 +6,9 @@ A producer sends in order. After a crash it repeats messages in order, from some
 latest the first one without a confirm. Then no message that would be dropped as a repetition may be
 missing (no loss). Whatever was confirmed would be dropped (no second copy), also when it was
 consumed and its segment is long gone.
+
+Transactions wait for acks as `SyncSettled` does. What was settled before a transaction began to
+wait does not come back after the end of its wait, unless its producer repeats it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from dataclasses import dataclass, field
 
 from shardmq.shardd.store.errors import DiskFull, StoreFailed
 from shardmq.shardd.store.segments import ReclaimJob, SegmentStore
+from shardmq.shardd.store.segments.ack_waits import AckWait
 from shardmq.shardd.store.sync import SyncJob
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
@@ -27,6 +31,9 @@ SEGMENT_BYTES = 4096
 PERSISTENT, IN_SEQUENCE = 1, 2
 QUEUES = (1, 2, 3)
 NAMES = (b"a", b"bb", b"a producer with a long name")
+
+# Within so many steps of syncs and merges a commit is answered.
+ROUNDS_MAX = 12
 
 Place = tuple[int, bytes, int]  # queue id, producer, sequence
 
@@ -60,6 +67,15 @@ class Producer:
     confirmed: int = 0  # so many of `sent`
 
 
+@dataclass
+class Commit:
+    """A transaction that waits for acks; of a queue, and the messages settled there before."""
+
+    settled: set[Place]
+    wait: AckWait
+    after: int  # so many syncs of messages begin before that of the acks
+
+
 class Lives:
     def __init__(
         self, seed: int, *, store_class: type[SegmentStore] = SegmentStore, sync: bool = True
@@ -74,6 +90,10 @@ class Lives:
         self.job: SyncJob | None = None
         self.promises: list[int] = []
         self.reclaim: ReclaimJob | None = None
+        self.begun = 0  # syncs of messages
+        self.commits: list[Commit] = []
+        self.settled_job: SyncJob | None = None
+        self.settled_for_good: set[Place] = set()
         self.repeated = 0
         self.power_failed = False
         self.start()
@@ -92,6 +112,8 @@ class Lives:
             + [self.reclaim_step] * 3
             + [self.flush]
         )
+        if self.with_sync:  # without syncs commits are answered at once, and nothing is promised
+            acts += [self.commit] * 2 + [self.settled_sync_step] * 3
         for _ in range(steps):
             self.random.choice(acts)()
 
@@ -154,6 +176,9 @@ class Lives:
                 self.live[arrival.queue_id][place] = entry
                 self.highest[place[:2]] = place[2]
                 self.settled.discard(place)
+                self.settled_for_good.discard(place)
+                for commit in self.commits:
+                    commit.settled.discard(place)
         assert not expected, "not stored"
 
     def expected(self, records: list[Record]) -> dict[int, list[Place]]:
@@ -182,6 +207,7 @@ class Lives:
     def sync_step(self) -> None:
         if self.job is None:
             promises = [producer.at for producer in self.producers]
+            self.begun += 1
             try:
                 self.job = self.store.begin_sync()
             except DiskFull:
@@ -199,6 +225,44 @@ class Lives:
     def confirm(self) -> None:
         for producer, count in zip(self.producers, self.promises, strict=True):
             producer.confirmed = max(producer.confirmed, count)
+
+    def commit(self) -> None:
+        queue_id = self.random.choice(QUEUES)
+        settled = {place for place in self.settled if place[0] == queue_id}
+        after = self.begun + self.store.has_unwritten_acks()
+        self.commits.append(Commit(settled, self.store.wait_for_acks([queue_id]), after))
+
+    def settled_sync_step(self) -> None:
+        """Begin or end a sync of acks: for those who wait, or as each second, of all acks."""
+        if self.settled_job is not None:
+            self.settled_job.run()
+            job, self.settled_job = self.settled_job, None
+            self.store.finish_settled_sync(job)
+        elif self.job is None:
+            waits = [commit.wait for commit in self.commits if commit.after <= self.begun]
+            everything = self.random.random() < 0.3
+            if waits or everything:
+                self.settled_job = self.store.begin_settled_sync(waits, everything)
+        for commit in self.commits:
+            if commit.wait.is_over and not commit.wait.is_refused:
+                self.settled_for_good |= commit.settled
+        self.commits = [
+            commit
+            for commit in self.commits
+            if not commit.wait.is_over and not commit.wait.is_refused
+        ]
+
+    def answer_commits(self) -> None:
+        """Go on as a loop does that begins no sync of messages unless a commit waits for it."""
+        for _ in range(ROUNDS_MAX):
+            if self.job is not None or any(commit.after > self.begun for commit in self.commits):
+                self.sync_step()
+            self.settled_sync_step()
+            if self.reclaim is not None:
+                self.reclaim_step()
+            if not self.commits:
+                return
+        raise AssertionError("a commit is not answered")
 
     def reclaim_step(self) -> None:
         if self.reclaim is None:
@@ -230,14 +294,21 @@ class Lives:
         """
         self.files = self.files.restarted(power_cut=power_cut)
         self.power_failed = self.power_failed or not lossless
-        self.job = self.reclaim = None
+        self.job = self.reclaim = self.settled_job = None
+        self.commits = []
         self.start()
         self.live = {queue_id: {} for queue_id in QUEUES}
         for queue_id, arrival in self.arrivals.items():
             blob, _ = self.store.read(arrival.entries, 1 << 40)
             places = [(queue_id, *place_of(stored)) for stored in split_messages(blob)]
-            self.live[queue_id] = dict(zip(places, arrival.entries, strict=True))
+            for place, entry in zip(places, arrival.entries, strict=True):
+                twice = self.live[queue_id].pop(place, None)
+                if twice is not None:
+                    assert self.power_failed, "stored twice"
+                    self.store.settle(queue_id, array("Q", [twice]), True)
+                self.live[queue_id][place] = entry
         self.check(lossless)
+        self.settled.difference_update(*self.live.values())  # their acks did not last
         for producer in self.producers:
             producer.at = self.random.randint(0, producer.confirmed)
 
@@ -252,6 +323,9 @@ class Lives:
                 for number in here:
                     place = (queue_id, producer.name, number)
                     there = place in self.live[queue_id]
+                    assert not there or place not in self.settled_for_good, (
+                        f"{place} comes back although a commit was answered"
+                    )
                     if number <= (-1 if high is None else high):
                         assert there or place in self.settled, (
                             f"{place} is lost: its repetition would be dropped"
@@ -308,6 +382,23 @@ def power_cuts(seed: int, store_class: type[SegmentStore] = SegmentStore) -> int
             with contextlib.suppress(PowerCut):
                 lives.start()
         lives.end(power_cut=True, lossless=False)
+    lives.finish()
+    return lives.repeated
+
+
+def ends_after_commits(seed: int) -> int:
+    """Others settle and publish while a commit waits; when it is answered, the process ends."""
+    lives = Lives(seed)
+    for _ in range(3):
+        lives.play(40)
+        lives.flush()
+        lives.settle()
+        lives.commit()
+        for _ in range(lives.random.choice([0, 10])):
+            lives.random.choice([lives.settle, lives.settle, lives.publish])()
+        lives.answer_commits()
+        power_cut = lives.random.random() < 0.5
+        lives.end(power_cut=power_cut, lossless=not (power_cut or lives.power_failed))
     lives.finish()
     return lives.repeated
 

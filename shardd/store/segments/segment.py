@@ -136,6 +136,11 @@ class Segment(SegmentState):
         """Return whether this merged segment has the place of the other one."""
         return self.first <= other.number < self.number
 
+    @property
+    def awaits_cover(self) -> bool:
+        """True when the file may not go before the file of producers covers it."""
+        return self.in_sequence and self.flushed > 0
+
     def live_bytes(self) -> int:
         """Return an estimate of the bytes that queues still need.
 

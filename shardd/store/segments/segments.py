@@ -165,15 +165,22 @@ class Segments(SegmentsState):
     # -- away --------------------------------------------------------------------------------------
 
     def retire(self, segment: Segment) -> None:
-        """Take away a segment that nobody needs; a sync may still use its file."""
-        for number in segment.numbers or [segment.number]:
-            del self.by_number[number]
-        self.candidates.remove(segment)
-        self.forget_state(segment)
+        """Take away a segment that nobody needs; a sync may still use its file.
+
+        A segment that awaits its cover stays with its acks, since a recovery would find its
+        messages. When the segment is covered, this is called again.
+        """
         if segment in self.in_memory:
             self.in_memory.remove(segment)
         if segment.in_sequence:
             self.reclaimer.take_back_buffer(segment)
+        if segment.awaits_cover:
+            self.unsynced.pop(segment.number, None)
+            return
+        for number in segment.numbers or [segment.number]:
+            del self.by_number[number]
+        self.candidates.remove(segment)
+        self.forget_state(segment)
         if self.state.failure or self.in_job(segment) or segment.in_sequence:
             self.dead.append(segment)
         else:
@@ -198,8 +205,8 @@ class Segments(SegmentsState):
     def take_dead(self) -> list[Segment]:
         """Take from `dead` the segments whose files may go.
 
-        No job may use the segments. A segment with records IN_SEQUENCE stays until the file of
-        producers covers it.
+        No job may use the segments. A segment with records IN_SEQUENCE that was never written stays
+        until the file of producers covers it.
         """
         dead = [segment for segment in self.dead if not segment.in_sequence]
         self.dead = [segment for segment in self.dead if segment.in_sequence]

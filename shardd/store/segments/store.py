@@ -392,11 +392,14 @@ class SegmentStore(SegmentStoreState):
             segment = self._by_number[number]
             live = segment.live = segment.live - stop + start
             assert live >= 0, "settled twice"
-            if live or segment.merging or (durable and segment is self._segments.open):
+            is_open = segment is self._segments.open
+            if live or segment.merging or (durable and (is_open or segment.awaits_cover)):
                 self._remember(segment, queue_id, entries, start, stop, durable)
-            elif segment is not self._segments.open:
+            if live or segment.merging:
+                continue
+            if not is_open:
                 self._segments.retire(segment)
-            else:
+            elif not durable:
                 segment.dead_until = segment.used
                 self._settled.drop_forgotten(segment)
         if self._settled.settled_bytes > SETTLED_BYTES_MAX and not self._state.failure:

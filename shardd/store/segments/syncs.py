@@ -288,8 +288,12 @@ class Syncs:
     def _covered(self, cover: Cover) -> None:
         segments = self._segments
         for segment in segments.producers.end(cover):
+            if segment.number not in segments.by_number:
+                continue
             is_whole = segment.flushed == segment.used and not segments.is_waited_for(segment)
-            if segment.number in segments.by_number and is_whole:
+            if segment.sealed and segment.live == 0:
+                segments.retire(segment)
+            elif is_whole:
                 self._state.quietly(self._flusher.write_index_if_made, segment)
 
     def cover_all(self) -> None:
