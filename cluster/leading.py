@@ -24,6 +24,7 @@ from shardmq.cluster import frames, rules
 from shardmq.cluster.comparing import CATCH_UP_BYTES_S, Comparing
 from shardmq.cluster.compression import PLAIN
 from shardmq.cluster.frame_streams import FrameStream
+from shardmq.cluster.loop_thread import LoopThread
 from shardmq.cluster.operations import Belongs, OperationLog
 from shardmq.cluster.record_store import RecordAway, RecordStore
 from shardmq.cluster.replicated_files import Confirmations, ReplicatedFiles, SyncNews
@@ -89,8 +90,7 @@ class LeaderOfCopies:
         self._unsent_bytes = 0
         self._is_woken = False
         self._is_busy = False  # threads sync, and hear what comes
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
+        self._loop: LoopThread | None = None  # None: before `run`
         self._why = ""  # it steps down
         self._ended: asyncio.Future[str] | None = None
         self._sessions: dict[str, Session] = {}
@@ -137,9 +137,8 @@ class LeaderOfCopies:
         """Lead until this process has to end; return why."""
         if self._rules.has_stepped_down:
             return self._why
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-        self._ended = self._loop.create_future()
+        self._loop = LoopThread()
+        self._ended = asyncio.get_running_loop().create_future()
         self._is_woken = True
         self._step()
         ticking = asyncio.create_task(self._tick())
@@ -210,7 +209,7 @@ class LeaderOfCopies:
 
     def _appended(self, number: int, size: int) -> None:
         """Note an operation; wake the loop for many bytes that no sync sends."""
-        if threading.get_ident() == self._thread and number:
+        if number and self._loop is not None and self._loop.is_present:
             raise RuntimeError("a sync in the thread of the copies would wait for itself")
         if number:
             self._news.append(number)
@@ -241,10 +240,7 @@ class LeaderOfCopies:
     def _wake(self) -> None:
         if not self._is_woken and self._loop is not None:
             self._is_woken = True
-            try:
-                self._loop.call_soon_threadsafe(self._step)
-            except RuntimeError:
-                pass  # the loop has ended, and whoever waits has been told
+            self._loop.call_soon(self._step)  # if it has ended, whoever waits has been told
 
     def _step(self) -> None:
         """Take the news of the threads that write, and let the sessions send what there is."""
@@ -333,13 +329,10 @@ class LeaderOfCopies:
 
     def _in_loop(self, act: Callable[..., None], *arguments: Any) -> None:
         """Call this in the thread of the loop, at once if it is the present one."""
-        if self._loop is None or threading.get_ident() == self._thread:
+        if self._loop is None:
             act(*arguments)
-            return
-        try:
-            self._loop.call_soon_threadsafe(act, *arguments)
-        except RuntimeError:
-            pass  # the loop has ended
+        else:
+            self._loop.call(act, *arguments)
 
     def _carry_out(self, effect: rules.Effect) -> None:
         with self.lock:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from shardmq.cluster.loop_thread import LoopThread
 from shardmq.cluster.streams import OPENING_S_MAX, Receiving
 
 RECEIVED_BYTES: Final = 64 << 10
@@ -48,7 +49,8 @@ class SharedEnd(asyncio.Transport):
         self._socket = connected
         self.lock = lock
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        # Calls a function in the thread of the loop, at once if it is the present one.
+        self.in_loop = LoopThread().call
         self._came, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = tls.wrap_bio(self._came, self._to_send, server_side=True)
         self._unsent = bytearray()
@@ -118,16 +120,6 @@ class SharedEnd(asyncio.Transport):
 
     def abort(self) -> None:
         self._end(None)
-
-    def in_loop(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Call this in the thread of the loop, at once if it is the present one."""
-        if threading.get_ident() == self._thread:
-            act(*arguments)
-            return
-        try:
-            self._loop.call_soon_threadsafe(act, *arguments)
-        except RuntimeError:
-            pass  # the loop has ended
 
     # -- for the thread of the loop ----------------------------------------------------------------
 
