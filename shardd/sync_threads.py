@@ -40,22 +40,25 @@ class Syncer:
         self.seconds = 0.0
         self.took_us = Histogram()
         self.usual_s = QUICK_SYNC_S  # running average; a new disk does not count as quick
-        self._jobs: queue.SimpleQueue[SyncJob | Step] = queue.SimpleQueue()
+        # Jobs, with the seconds that each has taken before it came here.
+        self._jobs: queue.SimpleQueue[tuple[SyncJob | Step, float]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
-    def start(self, job: SyncJob | Step) -> None:
-        self._jobs.put(job)
+    def start(self, job: SyncJob | Step, took_s: float = 0.0) -> None:
+        """Let the thread run the job, or the rest of one that `run` took `took_s` seconds for."""
+        self._jobs.put((job, took_s))
 
     def _run(self) -> None:
         while True:
+            job, took_s = self._jobs.get()
             try:
-                self.run(self._jobs.get())
+                self.count(took_s + self.run(job))
             finally:  # a thread that ends must not leave the owner waiting
                 os.eventfd_write(self.fd, 1)
 
-    def run(self, job: SyncJob | Step) -> None:
-        """Run the job in the thread of the caller.
+    def run(self, job: SyncJob | Step) -> float:
+        """Run the job in the thread of the caller; return the seconds that it took.
 
         A job that fails raises nothing here: the owner of the job finds out when it ends the job.
         """
@@ -64,10 +67,13 @@ class Syncer:
             job.run()
         except Exception:  # the owner of the job finds that the job did not finish
             log.debug("%s failed", threading.current_thread().name, exc_info=True)
-        took = time.monotonic() - began
-        self.seconds += took
-        self.took_us.add(int(took * 1e6))
-        self.usual_s += (took - self.usual_s) / USUAL_OF
+        return time.monotonic() - began
+
+    def count(self, took_s: float) -> None:
+        """Count a whole job."""
+        self.seconds += took_s
+        self.took_us.add(int(took_s * 1e6))
+        self.usual_s += (took_s - self.usual_s) / USUAL_OF
 
 
 class Copies(Protocol):
@@ -190,17 +196,18 @@ class SyncThreads:
         if sync is None:
             return
         if self._copies is None:
-            self.messages.run(sync)
+            self.messages.count(self.messages.run(sync))
             self._syncs.end()
             return
         copied = CopiedSync(sync, self._copies)
-        self.messages.run(copied)
+        took_s = self.messages.run(copied)
         if copied.is_over:
+            self.messages.count(took_s)
             copied.check()
             self._syncs.end()
         else:
             self._syncing, self._copied = True, copied
-            self.messages.start(copied)
+            self.messages.start(copied, took_s)
 
     def await_sync(self, timeout_s: float | None = None) -> None:
         """Wait for the end of the sync of messages under way, if there is one."""

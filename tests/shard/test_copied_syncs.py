@@ -95,6 +95,18 @@ def test_a_thread_waits_for_answers_that_are_late_and_syncs_nothing_again() -> N
     assert loop.syncs.ended == 1 and loop.syncs.sync.runs == 1
 
 
+def test_a_sync_is_counted_once_wherever_it_ends() -> None:
+    loop = Loop()
+    took_us = loop.threads.messages.took_us
+    loop.threads.sync_here()
+    assert not any(took_us.counts)
+    loop.copies.answer.set()
+    loop.hear()
+    assert sum(took_us.counts) == 1
+    loop.threads.sync_here()
+    assert sum(took_us.counts) == 2
+
+
 def test_a_sync_under_way_is_awaited_with_its_answers() -> None:
     loop = Loop()
     loop.threads.sync_here()
