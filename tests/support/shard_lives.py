@@ -14,7 +14,7 @@ import errno
 import functools
 import random
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -686,9 +686,11 @@ def _over_when_written(wait: AckWait, has_room: bool) -> None:
     wait.is_over = True
 
 
-def _without_merges(wait: AckWait, segments: Segments) -> dict[Segment, None]:
+def _without_merges(
+    wait: AckWait, segments: Segments, by_queue: Mapping[int, list[Segment]]
+) -> dict[Segment, None]:
     found = wait.segments = {
-        segment: None for segment in _look(wait, segments) if not segment.merging
+        segment: None for segment in _look(wait, segments, by_queue) if not segment.merging
     }
     return found
 

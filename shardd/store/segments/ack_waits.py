@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from itertools import chain
 
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.store.segments.segments import Segments
@@ -23,15 +24,20 @@ class AckWait:
         self.segments: dict[Segment, None] | None = None  # None: before the first look
         self.is_over = self.is_refused = False
 
-    def look(self, segments: Segments) -> dict[Segment, None]:
+    def look(
+        self, segments: Segments, by_queue: Mapping[int, list[Segment]]
+    ) -> dict[Segment, None]:
         """Return the segments whose acks are to be written or synced, as they are now.
+
+        `by_queue` is what `Settled.by_queue` says now. Only the first look needs it.
 
         The caller begins a sync of acks, and no sync of messages runs. So acks of segments of which
         nothing is on disk came after the wait began: see `Segments.has_unwritten_acks`.
         """
         settled = segments.settled
         if self.segments is None:
-            self.segments = dict.fromkeys(settled.of_queues(self._queue_ids))
+            found = [by_queue.get(queue_id, ()) for queue_id in self._queue_ids]
+            self.segments = dict.fromkeys(chain.from_iterable(found))
         else:
             now = [segments.successor(segment) for segment in self.segments]
             self.segments = dict.fromkeys(

@@ -135,15 +135,18 @@ class Settled(PendingState):
         self._unsynced[segment.number] = segment, set()  # nobody asks for these acks
         self.names_changed = True
 
-    def of_queues(self, queue_ids: Collection[int]) -> list[Segment]:
-        """Return the segments on disk with acks of these queues that are not on stable storage."""
-        wanted = frozenset(queue_ids)
-        found = [one for one, ids in self._unsynced.values() if not wanted.isdisjoint(ids)]
-        found += [
-            one
-            for one in self.with_settled.values()
-            if one.flushed and not wanted.isdisjoint(queues_of_pairs(one.settled))
-        ]
+    def by_queue(self) -> dict[int, list[Segment]]:
+        """Return the segments on disk with acks of each queue that are not on stable storage.
+
+        A segment may come twice.
+        """
+        found: dict[int, list[Segment]] = {}
+        for segment, queue_ids in self._unsynced.values():
+            for queue_id in queue_ids:
+                found.setdefault(queue_id, []).append(segment)
+        for segment in self.with_settled.values():
+            for queue_id in queues_of_pairs(segment.settled) if segment.flushed else ():
+                found.setdefault(queue_id, []).append(segment)
         return found
 
     def are_left(self, segment: Segment) -> bool:

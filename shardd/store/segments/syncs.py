@@ -237,8 +237,9 @@ class Syncs:
                 wait.is_over = True
             return None
         asked: dict[Segment, None] = {}
+        by_queue = settled.by_queue() if any(wait.segments is None for wait in waits) else {}
         for wait in waits:
-            asked |= wait.look(segments)
+            asked |= wait.look(segments, by_queue)
         only_asked = not everything
         manifest = segments.reclaimer.manifest
         try:
