@@ -1,11 +1,13 @@
-"""Two front doors that get the same bytes of a fuzzer: one with the short way, one without."""
+"""Front doors that get the bytes of a fuzzer, and twins without the short way that judge them."""
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
+from functools import cache
 from typing import Any
 
 from pamqp import commands
@@ -19,7 +21,12 @@ from tests.connections import door_play
 from tests.connections.door_play import SHARDS, Door
 from tests.support.seen import METHOD, frames, kind_of
 
-INPUTS = 200  # until the two front doors are made anew
+ROUND = 21  # groups; the first of them is for a Pair
+PAIR_INPUTS, ALONE_INPUTS = 500, 1500  # of a group
+JUDGED_EVERY = 10  # groups of one front door alone
+ANSWERED_EVERY = 16  # inputs of a front door alone
+UNACKED_MIN = 8  # deliveries, or the shards deliver more
+THINGS_MAX = 8  # in an outcome
 CLIENTS_MAX = 20
 TURNS_MAX = 4  # of the event loop, for what an input makes due
 DELIVERED = 8  # messages of each consumer, to be acknowledged
@@ -29,7 +36,20 @@ FROM_SHARD, SHARD, CUT = 0x80, 0x40, 0x3F
 KINDS = (wire.DELIVER, wire.DELIVER, wire.CONFIRMED, wire.CREDIT)
 CHANGE_BYTES = 3  # u16 place | u8 bits to flip; with no bits the message ends there
 CLOSES = (b"\0\x0a\0\x32", b"\0\x14\0\x28")  # of the connection, of a channel
+ENDS_PASS = 1  # after an input for a front door alone
+FRAME_END = 0xCE
+ACK = b"\0\x3c\0\x50"  # class and method of basic.ack
+# Methods at which the short way stopped, by class and method.
+LEFT = {
+    struct.pack(">HH", *kind): kind
+    for kind in ((10, 50), (20, 10), (20, 40), (60, 20), (60, 30), (60, 40), (60, 80), (60, 120))
+}
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
+# Publishes whose routes Python finds; then the short way knows them.
+PUBLISHED = (
+    *publish(2, "", "a", b"body"), *publish(1, "direct", "k", b"x"), *publish(2, "fan", "", b""),
+    *publish(1, "", "b", b"body"), *publish(2, "logs", "x.y", b"body"), *publish(1, "fan", "", b""),
+)  # fmt: skip
 OPENING = b"".join(
     (
         *door_play.OPENING,
@@ -67,52 +87,88 @@ class Due(asyncio.BaseEventLoop):
 
 
 class Doors:
-    """Two front doors with a client whose channels publish and consume.
+    """Front doors that get inputs in groups; each group has front doors of its own.
 
-    What clients and shards get is compared after each input, all that the front doors remember only
-    by `compare`. The front doors are also compared before they are made anew.
+    The first group of each round is for a Pair, the others are for one front door Alone. Of these,
+    some are compared with their twin.
     """
 
     def __init__(self) -> None:
-        self._left = 0
         self._loop = Due()
-        self._doors: list[Door] = []
-        self._client = 0
-        self._is_over = False
+        self._left = 0
+        self._groups = 0
+        self._group: Pair | Alone | None = None
 
     def take(self, data: bytes) -> Hashable:
-        """Receive bytes of a client or of a shard; raises Differs where the two front doors do."""
+        """Receive bytes of a client or of a shard; raises Differs where something is wrong."""
         if not data:
             return None
         outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self._loop)
         try:
-            return self._take(data)
+            if not self._left or self._group is None:
+                self._begin()
+            self._left -= 1
+            return self._group.take(data)  # type: ignore[union-attr] # _begin made it
         finally:
             asyncio._set_running_loop(outer)
 
     def compare(self, data: bytes = b"") -> None:
-        """Compare all that the front doors remember, whatever the last input was."""
-        if self._doors:
-            self._compare(*(door.state() for door in self._doors))
+        """Compare all that the front doors of this group remember with their twin."""
+        if self._group is None:
+            return
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self._loop)
+        try:
+            self._group.compare()
+        finally:
+            asyncio._set_running_loop(outer)
 
-    def _take(self, data: bytes) -> Hashable:
-        if not self._left or len(self._doors[0].clients) > CLIENTS_MAX:
+    def _begin(self) -> None:
+        if self._group is not None:
+            self._group.end()
+        of_round, self._groups = self._groups % ROUND, self._groups + 1
+        self._loop.due.clear()
+        if of_round == 0:
+            self._left, self._group = PAIR_INPUTS, Pair(self._loop)
+        else:
+            is_judged = of_round % JUDGED_EVERY == 0
+            self._left, self._group = ALONE_INPUTS, Alone(self._loop, is_judged=is_judged)
+
+
+class Pair:
+    """Two front doors with a client whose channels publish and consume.
+
+    Both do all that follows from an input. What clients and shards get is compared after each
+    input, all that the front doors remember only by `compare` and at the end. Publishes may be
+    traced.
+    """
+
+    def __init__(self, loop: Due) -> None:
+        self._loop = loop
+        self._doors: list[Door] = []
+        self._client = 0
+        self._is_over = False
+        self._begin()
+
+    def take(self, data: bytes) -> Hashable:
+        """Receive bytes of a client or of a shard; raises Differs where the two front doors do."""
+        if len(self._doors[0].clients) > CLIENTS_MAX:
+            self.compare()
             self._begin()
         elif self._is_over:
             self._enter()
-        self._left -= 1
         flags, rest = data[0], data[1:]
         if flags & FROM_SHARD:
             shard = int(flags & SHARD > 0)
-            message = self._message(shard, rest)
+            message = message_of(self._doors[0], shard, rest)
             failed = self._both(lambda door: door.hear(shard, message))
         else:
             cut = (flags & CUT) * len(rest) // CUT
             failed = self._read(rest[:cut])
-            self._settle()
+            settle(self._loop, *self._doors)
             failed = failed or self._read(rest[cut:])
-        self._settle()
+        settle(self._loop, *self._doors)
         said = self._compare(*(door.said() for door in self._doors))
         written, is_closed = said["written"][self._client]
         methods = [
@@ -124,39 +180,18 @@ class Doors:
         self._answer()
         return failed, is_closed, tuple(methods[:3]), tuple(map(len, said["sent"]))
 
+    def compare(self) -> None:
+        """Compare all that the front doors remember, whatever the last input was."""
+        self._compare(*(door.state() for door in self._doors))
+
+    end = compare
+
     def _answer(self) -> None:
         """Let the shards confirm and give room, or clients are read no longer."""
-        for shard, link in enumerate(self._doors[0].links.links):
-            who = self._doors[0].who(shard)
-            said = [envelope.confirmed(*who, link.batch, [])]
-            if link.in_flight > 0:
-                said.append(envelope.credit(*who, [(0, link.in_flight)]))
+        for shard in range(SHARDS):
+            said = answers(self._doors[0], shard)
             for door in self._doors:
                 door.hear(shard, *said)
-
-    def _message(self, shard: int, recipe: bytes) -> bytes:
-        """Return the message that a recipe stands for: right but for its changes."""
-        kind, count, size = (recipe + bytes(3))[:3]
-        door = self._doors[0]
-        who, made = door.who(shard), b""
-        match KINDS[kind % len(KINDS)]:
-            case wire.DELIVER:
-                made = deliveries(door, shard, 1 + count % 8, size) or b""
-            case wire.CONFIRMED:
-                batch = door.links.links[shard].batch
-                made = envelope.confirmed(*who, batch, [(1, 2, size, size + 1)] * (count & 1))
-            case wire.CREDIT:
-                made = envelope.credit(*who, [(0, size)])
-        message = bytearray(made)
-        for at in range(3, len(recipe) - CHANGE_BYTES + 1, CHANGE_BYTES):
-            place = int.from_bytes(recipe[at : at + 2], "little")
-            if not message:
-                break
-            if bits := recipe[at + 2]:
-                message[place % len(message)] ^= bits
-            else:
-                del message[place % len(message) :]
-        return bytes(message)
 
     def _read(self, data: bytes) -> str | None:
         return self._both(lambda door: door.read(self._client, data)) if data else None
@@ -174,14 +209,6 @@ class Doors:
             raise Differs(f"{raised[0]} by Python, {raised[1]} on the short way")
         return raised[0] and raised[0].partition(":")[0]
 
-    def _settle(self) -> None:
-        for _ in range(TURNS_MAX):
-            for door in self._doors:
-                door.aio.run()
-            if not self._loop.due:
-                return
-            self._loop.turn()
-
     def _compare(self, plain: dict[str, Any], short: dict[str, Any]) -> dict[str, Any]:
         for name, value in plain.items():
             if value != short[name]:
@@ -189,39 +216,224 @@ class Doors:
         return plain
 
     def _begin(self) -> None:
-        self.compare()
-        self._left = INPUTS
         self._doors = [Door(short=short, traced=True) for short in (False, True)]
         self._enter()
 
     def _enter(self) -> None:
-        """Let a client connect, with consumers that have something to acknowledge."""
         self._is_over = False
-        wires = self._doors[0].wires
-        before = [len(each.sent) for each in wires]
         for door in self._doors:
-            self._client = door.enter([OPENING])
-        for _ in range(4):
-            self._settle()
-            for shard in range(SHARDS):
-                asked = self._doors[0].questions(shard, before[shard])
-                before[shard] = len(wires[shard].sent)
-                who = self._doors[0].who(shard)
-                done = [envelope.control(*who, wire.Done(request)) for request in asked]
-                for door in self._doors if done else ():
-                    door.hear(shard, *done)
-        for shard in range(SHARDS):
-            if message := deliveries(self._doors[0], shard, DELIVERED):
-                for door in self._doors:
-                    door.hear(shard, message)
-        self._settle()
+            self._client = enter(door, self._loop)
         self._compare(*(door.said() for door in self._doors))
+
+
+# What an Alone has done with its front door, for the twin: the function and what it is given.
+Act = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class Alone:
+    """A front door with the short way, whose clients and shards say only what is plain.
+
+    The short way is given each input, and what it does not take is dropped: Python would end most
+    connections for it. The front door without the short way is made when it is needed. It gets what
+    the short way took, with the same ends of passes between, and must do the same.
+    """
+
+    def __init__(self, loop: Due, *, is_judged: bool) -> None:
+        """Begin with a client. With `is_judged` the twin judges all inputs at the end."""
+        self._loop = loop
+        self._is_judged = is_judged
+        self._door = Door(short=True)
+        self._twin: Door | None = None
+        self._acts: list[Act] = []  # that the twin has not done
+        self._taken = 0  # inputs
+        self._client = enter(self._door, loop)
+        connection = self._door.entered[self._client]
+        self._socket = connection.socket
+        for data in PUBLISHED:
+            self._do(Door.read, self._client, data)
+            self._do(end_pass)
+        for shard in range(SHARDS):
+            self._do(Door.hear, shard, *answers(self._door, shard))
+        self._unacked = connection.channels.by_number[1].consuming.unacked
+
+    def take(self, data: bytes) -> Hashable:
+        """Receive bytes of a client or of a shard; raises Differs if they end the connection."""
+        flags = data[0]
+        if flags & FROM_SHARD:
+            found = self._hear(int(flags & SHARD > 0), data[1:])
+        else:
+            found = self._read(data[1:])
+        self._taken += 1
+        if not self._taken % ANSWERED_EVERY:
+            self._answer()
+        elif flags & ENDS_PASS:
+            self._do(end_pass)
+        return found
+
+    def compare(self) -> None:
+        """Have the twin do what the front door has done, and compare all that shows of both."""
+        if self._twin is None:
+            self._twin = Door(short=False)
+            enter(self._twin, self._loop)
+        for act, what in self._acts:
+            act(self._twin, *what)
+        self._acts.clear()
+        self._do(end_pass)
+        end_pass(self._twin)
+        self._acts.clear()
+        plain, short = self._twin.seen(), self._door.seen()
+        for name, value in plain.items():
+            if value != short[name]:
+                raise Differs(f"{name}: {value!s:.800} by Python, {short[name]!s:.800}")
+
+    def end(self) -> None:
+        """See that the client got whole frames, and compare if the twin is to judge."""
+        self._do(end_pass)
+        for _ in frames(bytes(self._door.clients[self._client].taken), may_be_cut=False):
+            pass
+        if self._is_judged or self._twin is not None:
+            self.compare()
+
+    def _do(self, act: Callable[..., None], *what: Any) -> None:
+        self._acts.append((act, what))
+        act(self._door, *what)
+
+    def _read(self, data: bytes) -> Hashable:
+        """Give bytes of the client to its inlet, which takes what is plain of them."""
+        socket = self._socket
+        if not data or socket.paused:
+            return None
+        data = with_tags(data, self._unacked)
+        loop, inlet = self._door.loop, socket.inlet
+        assert inlet is not None
+        loop.begin_pass()
+        taken = inlet.take(data, len(data))
+        if socket.closing or socket.lost:
+            raise Differs("the short way has ended a connection")
+        if taken > len(data) or (taken and data[taken - 1] != FRAME_END):
+            raise Differs(f"{taken} of {len(data)} bytes are taken, which are not whole frames")
+        things, fed = inlet.things, inlet.fed
+        if taken:
+            loop.reads.short += 1
+            loop.pace.read_by(socket.id)
+            socket.received_bytes += taken
+            socket.reads += 1
+            loop.pace.came(things)
+            if fed:
+                loop.fed(socket, fed)
+            self._acts.append((Door.read, (self._client, data[:taken])))
+        elif things:
+            raise Differs(f"{things} things in no bytes")
+        else:
+            return 0
+        return min(things, THINGS_MAX), fed, LEFT.get(data[taken + 7 : taken + 11])
+
+    def _hear(self, shard: int, recipe: bytes) -> Hashable:
+        message, link = message_of(self._door, shard, recipe), self._door.links.links[shard]
+        if not message:
+            return None
+        was_taken = self._door.offer(shard, message)
+        self._acts.append((Door.hear, (shard, message) if was_taken else (shard,)))
+        return was_taken and (message[0], min(len(link.sent), THINGS_MAX), link.in_flight > 0)
+
+    def _answer(self) -> None:
+        """Let the shards confirm, give room and deliver."""
+        self._do(end_pass)
+        for shard in range(SHARDS):
+            self._do(Door.hear, shard, *answers(self._door, shard))
+            if self._unacked.count < UNACKED_MIN and (
+                message := deliveries(self._door, shard, DELIVERED)
+            ):
+                self._do(Door.hear, shard, message)
+        self._do(end_pass)
+
+
+def end_pass(door: Door) -> None:
+    """Let all happen that is due when a pass ends."""
+    door.aio.run()
+
+
+def with_tags(data: bytes, unacked: Any) -> bytes:
+    """Return bytes of a client whose acks count tags from the oldest that is outstanding."""
+    at = data.find(ACK)
+    if at < 0 or not (runs := unacked.all_runs()):
+        return data
+    made, behind = bytearray(data), runs[0][0] - 1
+    while at >= 0:
+        tag = made[at + 4 : at + 12]
+        if len(tag) == 8 and any(tag):
+            number = int.from_bytes(tag, "big") + behind & (1 << 64) - 1
+            made[at + 4 : at + 12] = number.to_bytes(8, "big")
+        at = made.find(ACK, at + 12)
+    return bytes(made)
+
+
+def settle(loop: Due, *doors: Door) -> None:
+    """Let happen what an input makes due."""
+    for _ in range(TURNS_MAX):
+        for door in doors:
+            door.aio.run()
+        if not loop.due:
+            return
+        loop.turn()
+
+
+def answers(door: Door, shard: int) -> list[bytes]:
+    """Return what a shard says that has taken in and stored all it was sent."""
+    link, who = door.links.links[shard], door.who(shard)
+    said = [envelope.confirmed(*who, link.batch, [])]
+    if link.in_flight > 0:
+        said.append(envelope.credit(*who, [(0, link.in_flight)]))
+    return said
+
+
+def message_of(door: Door, shard: int, recipe: bytes) -> bytes:
+    """Return the message of a shard that a recipe stands for: right but for its changes."""
+    kind, count, size = (recipe + bytes(3))[:3]
+    who, made = door.who(shard), b""
+    match KINDS[kind % len(KINDS)]:
+        case wire.DELIVER:
+            made = deliveries(door, shard, 1 + count % 8, size) or b""
+        case wire.CONFIRMED:
+            batch = door.links.links[shard].batch
+            made = envelope.confirmed(*who, batch, [(1, 2, size, size + 1)] * (count & 1))
+        case wire.CREDIT:
+            made = envelope.credit(*who, [(0, size)])
+    message = bytearray(made)
+    for at in range(3, len(recipe) - CHANGE_BYTES + 1, CHANGE_BYTES):
+        place = int.from_bytes(recipe[at : at + 2], "little")
+        if not message:
+            break
+        if bits := recipe[at + 2]:
+            message[place % len(message)] ^= bits
+        else:
+            del message[place % len(message) :]
+    return bytes(message)
+
+
+def enter(door: Door, loop: Due) -> int:
+    """Let a client connect, with consumers that have something to acknowledge."""
+    before = [len(each.sent) for each in door.wires]
+    client = door.enter([OPENING])
+    for _ in range(4):
+        settle(loop, door)
+        for shard in range(SHARDS):
+            asked = door.questions(shard, before[shard])
+            before[shard] = len(door.wires[shard].sent)
+            who = door.who(shard)
+            if done := [envelope.control(*who, wire.Done(request)) for request in asked]:
+                door.hear(shard, *done)
+    for shard in range(SHARDS):
+        if message := deliveries(door, shard, DELIVERED):
+            door.hear(shard, message)
+    settle(loop, door)
+    return client
 
 
 def deliveries(door: Door, shard: int, count: int, size: int = 16) -> bytes | None:
     """Return a DELIVER with messages for all consumers of a shard."""
     writer = DeliveryWriter(*door.who(shard))
-    stored = properties.stored_with(b"", b"a", {}, b"x" * size)
+    stored = stored_of(size)
     for each in door.consuming.consumers.values():
         if each.shard == shard:
             first = each.delivered + 1
@@ -230,6 +442,12 @@ def deliveries(door: Door, shard: int, count: int, size: int = 16) -> bytes | No
                 stored * count, 0, False,
             )  # fmt: skip
     return writer.take()
+
+
+@cache
+def stored_of(size: int) -> bytes:
+    """Return a stored message with a body of this size."""
+    return properties.stored_with(b"", b"a", {}, b"x" * size)
 
 
 def client_bytes() -> list[bytes]:

@@ -44,6 +44,7 @@ class Target(NamedTuple):
     seeds: tuple[bytes, ...]  # right inputs
     run: Callable[[bytes], Hashable]  # takes any bytes; raises nothing; returns what it did
     compare: Callable[[bytes], None] | None = None  # raises AssertionError where the twin differs
+    compared_every: int = COMPARED_EVERY  # inputs; besides, those with an outcome that is new
 
 
 # -- inputs ----------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def _fuzz(target: Target, inputs: int, seed: int, last: mmap.mmap | None) -> int
             did.add(found)
             if len(kept) < KEPT_MAX:
                 kept.append(data)
-        if target.compare is not None and (is_new or number % COMPARED_EVERY == 0):
+        if target.compare is not None and (is_new or number % target.compared_every == 0):
             target.compare(data)
         if number % REPORT_EVERY == REPORT_EVERY - 1:
             print(f"{target.name}: {number + 1:,} inputs, {len(did):,} outcomes", flush=True)
