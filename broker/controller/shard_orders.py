@@ -18,7 +18,6 @@ from shardmq.broker.controller.policy_walks import PolicyWalks
 from shardmq.broker.controller.requests import Drained, Removal
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
-    CALLED_OFF,
     OPEN,
     PASSING,
     SHUT,
@@ -250,14 +249,17 @@ class ShardOrders:
         ]
 
     def queues_of(self, shard: int) -> list[wire.QueueSpec]:
+        """Return what a new process of a shard is told.
+
+        The new life of a queue whose move is called off is among it until the move ends: consumers
+        are there until each front door has heard that they go back.
+        """
         index = self._catalog.index
         here = [self._spec(queue) for queue in index.all() if queue.shard == shard]
         return here + [
             self._spec(other_life(queue))
             for queue in index.moving()
-            if queue.moving is not None
-            and queue.moving.shard == shard
-            and queue.moving.step != CALLED_OFF
+            if queue.moving is not None and queue.moving.shard == shard
         ]
 
     def _changed_spec(self, queue: QueuePut) -> wire.QueueSpec | None:

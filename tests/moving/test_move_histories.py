@@ -7,9 +7,10 @@ from unittest import mock
 import pytest
 
 from shardmq.broker.controller.moving import mover
+from shardmq.broker.controller.shard_orders import ShardOrders
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import Moving, QueuePut
+from shardmq.broker.model.changes import CALLED_OFF, Moving, QueuePut
 from shardmq.shardd import moves
 from shardmq.shardd.peers import Peer
 from shardmq.shardd.wire import messages as m
@@ -18,6 +19,7 @@ from tests.support.moving_world import PromiseBroken, play
 SEEDS = range(30)
 
 on_put = moves.Moves.on_put
+queues_of = ShardOrders.queues_of
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -92,3 +94,20 @@ def test_the_histories_find_definitions_that_give_an_id_twice() -> None:
         except PromiseBroken:
             return
     raise AssertionError("not found")
+
+
+def _queues_of_without_called_off(self: ShardOrders, shard: int) -> list[m.QueueSpec]:
+    gone = [
+        queue.moving.id
+        for queue in self._catalog.index.moving()
+        if queue.moving is not None and queue.moving.step == CALLED_OFF
+    ]
+    return [spec for spec in queues_of(self, shard) if spec.id not in gone]
+
+
+def test_the_histories_find_a_place_that_is_forgotten_before_consumers_have_left() -> None:
+    """A move is called off, and the shard of the new place dies before front doors hear of it."""
+    forgetful = mock.patch.object(ShardOrders, "queues_of", _queues_of_without_called_off)
+    with forgetful, pytest.raises(PromiseBroken, match="does not know the queue"):
+        for seed in SEEDS:
+            play(seed)

@@ -23,11 +23,11 @@ from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.moving import mover, stream_copy
 from shardmq.broker.controller.moving.mover import MoveProgress, QueueName
 from shardmq.broker.controller.peers.shard_links import ShardSilent
-from shardmq.broker.controller.requests import Move
+from shardmq.broker.controller.requests import Move, MoveOn
 from shardmq.broker.controller.shard_orders import ShardOrders
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.front_door.publish.targets import is_shut
-from shardmq.broker.model.changes import AnyChange, QueuePut, VhostPut, taking
+from shardmq.broker.model.changes import CALLED_OFF, AnyChange, QueuePut, VhostPut, taking
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import Answer, QueueDeclare, QueueRemove
@@ -45,6 +45,7 @@ from tests.support.faulty_files import FaultyFiles
 
 NAME = QueueName("/", "q")
 OTHERS_MAX = 4  # queues beside it that are there at a time
+CALLS_OFF = 0.1  # how often a move is called off, of the moments at which an operator looks at it
 RESTARTS = 0.3  # how often the controller ends, of the moments at which a move may begin or go on
 SEGMENT_BYTES = 4096
 DOOR = 0
@@ -235,6 +236,7 @@ class World:
         self.request_number = 0
         self.trouble = 0
         self.deadlines: list[asyncio.Timeout] = []  # of publishers that wait
+        self._is_asking = False  # a decision is being carried out: the next one comes behind it
         for number in range(2):
             self.shards.append(ShardLife(self, number))
         self._attach()
@@ -385,15 +387,24 @@ class World:
                         shard.reclaim,
                         self.count,
                         self.churn,
+                        self.call_off,
                     )
                 )()
+
+    def call_off(self) -> None:
+        """Let an operator call the move off, if that is possible."""
+        moving = self._queue().moving
+        if moving is not None and not self._is_asking and self.random.random() < CALLS_OFF:
+            self._ask(MoveOn(*NAME, moving.id, CALLED_OFF))
 
     def count(self) -> None:
         """Let the front door ask about the queue, where it consumes and where it publishes.
 
-        A shard finds the queue by its id, whatever it is asked: to count, to get, to purge.
+        A shard finds the queue by its id, whatever it is asked: to count, to get. While publishers
+        wait, the front door uses the old place no more, and the shard there may have forgotten it:
+        the controller that has decided the end of the move assigns it to no new process.
         """
-        for life in (self.view, taking(self.view)):
+        for life in [self.view] if is_shut(self.view) else [self.view, taking(self.view)]:
             self.request_number += 1
             shard, number = self.shards[life.shard], self.request_number
             shard.tell(m.Count(number, life.id))
@@ -485,16 +496,25 @@ class World:
 
     async def ask(self, request: Any) -> Answer:
         self.happen()
+        return self._ask(request)
+
+    def _ask(self, request: Any) -> Answer:
+        """Decide a request of the move, and carry the decision out, as much else happens."""
         try:
             decision = self.decisions.decide(request, "")
         except Refusal as refusal:
             return Answer(0, refusal.code, refusal.text)
+        self._is_asking = True
         self._change(decision.changes)
         for queue in decision.create:
             self.happen()
             self._tell_of(queue)
         self.happen()
+        if self.random.random() < 10 * self.kills:  # before the front door has heard of it
+            self.random.choice(self.shards).crash()
+            self.count()
         self.apply()
+        self._is_asking = False
         self.happen()
         for queue in decision.drop:
             self.shards[queue.shard].tell(m.DeleteQueue(0, queue.id), m.CONTROLLER)
