@@ -45,7 +45,8 @@ from tests.support.faulty_files import FaultyFiles
 
 NAME = QueueName("/", "q")
 OTHERS_MAX = 4  # queues beside it that are there at a time
-CALLS_OFF = 0.1  # how often a move is called off, of the moments at which an operator looks at it
+CALLS_OFF = 0.2  # how often a move is called off, of the moments at which an operator looks at it
+UNHEARD_DEATHS = 0.4  # how often a shard dies before the front door has heard of a decision
 RESTARTS = 0.3  # how often the controller ends, of the moments at which a move may begin or go on
 SEGMENT_BYTES = 4096
 DOOR = 0
@@ -510,7 +511,7 @@ class World:
             self.happen()
             self._tell_of(queue)
         self.happen()
-        if self.random.random() < 10 * self.kills:  # before the front door has heard of it
+        if self.kills and self.random.random() < UNHEARD_DEATHS:
             self.random.choice(self.shards).crash()
             self.count()
         self.apply()
