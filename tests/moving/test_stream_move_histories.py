@@ -50,6 +50,8 @@ def test_the_move_of_a_stream_that_has_lost_messages_is_called_off() -> None:
 class Stuck(StreamWorld):
     """The disk of the old place does not answer while publishers wait, until they are let go."""
 
+    calls_off = 0.0
+
     def __init__(self, *arguments: Any) -> None:
         self.let_go = self.waits = 0
         super().__init__(*arguments)

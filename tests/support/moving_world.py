@@ -45,7 +45,6 @@ from tests.support.faulty_files import FaultyFiles
 
 NAME = QueueName("/", "q")
 OTHERS_MAX = 4  # queues beside it that are there at a time
-CALLS_OFF = 0.2  # how often a move is called off, of the moments at which an operator looks at it
 UNHEARD_DEATHS = 0.4  # how often a shard dies before the front door has heard of a decision
 RESTARTS = 0.3  # how often the controller ends, of the moments at which a move may begin or go on
 SEGMENT_BYTES = 4096
@@ -201,9 +200,11 @@ class World:
     """The queue, which has these `arguments`, its shards, and who uses it.
 
     `faults` is the share of requests that go wrong. `definitions` is the kind of the definitions.
+    `calls_off` is how often a move is called off, of the moments at which an operator looks at it.
     """
 
     arguments: Mapping[str, Any] = {}
+    calls_off = 0.2
 
     def __init__(
         self,
@@ -395,7 +396,7 @@ class World:
     def call_off(self) -> None:
         """Let an operator call the move off, if that is possible."""
         moving = self._queue().moving
-        if moving is not None and not self._is_asking and self.random.random() < CALLS_OFF:
+        if moving is not None and not self._is_asking and self.random.random() < self.calls_off:
             self._ask(MoveOn(*NAME, moving.id, CALLED_OFF))
 
     def count(self) -> None:

@@ -73,6 +73,7 @@ class StreamWorld(World):
         "x-max-length-bytes": 3 * SEGMENT_BYTES,
         "x-stream-max-segment-size-bytes": SEGMENT_BYTES,
     }
+    calls_off = 0.005  # the move of a stream takes many moments
 
     def __init__(
         self,
