@@ -177,6 +177,8 @@ class World:
             self.after(0.0, 0.1, lambda node=node: self.start(node))  # type: ignore[misc]
         for _ in range(self.random.randint(2, 9)):
             self.at(0.3 + (FAULTS_S - 0.3) * self.random.random(), self.fault)
+        if self.random.random() < 0.25:  # in its place among the other faults it is too rare
+            self.after(0.7, 2.0, lambda: self.fault_old_leader(self.pick()))
         self.at(ALL_OVER_S, self.all_over)
         self.at(LAST_WORD_S, self.last_word)
         while self.events and self.now < END_S:
@@ -676,29 +678,48 @@ class World:
     def fault_old_leader(self, node: Node) -> None:
         """Keep the news of another leader from a leader, and from a node that has heard it.
 
-        The old leader has taken that node out of the set before. The node comes back twice, the
-        second time with a record in which the old leader leads.
+        The old leader has taken that node out of the set before. The node comes back twice. The
+        second time it is in the set of the new leader, and has a record in which the old one leads.
         """
         others = [each for each in self.nodes.values() if not isinstance(each.role, Leader)]
-        if len(others) < 2 or len(others) == len(self.nodes) or self.now > 2.5:
+        if len(self.nodes) < 3 or self.now > 2.5:
             return
-        (leader, *_) = [each for each in self.nodes.values() if each not in others]
-        other = self.random.choice(others)
+        if len(others) != len(self.nodes) - 1:
+            self.after(0.2, 0.4, lambda: self.fault_old_leader(node))
+            return
+        (leader,) = [each for each in self.nodes.values() if each not in others]
+        other, role = self.random.choice(others), leader.role
         self.end(other)
 
         def cut_off() -> None:
-            self.fault_no_etcd(leader, 4.0)
-            old = self.record, self.revision
+            record, revision = self.record, self.revision
+            assert record is not None
+            is_out = other.name not in record.in_sync and len(record.in_sync) > 1
+            if leader.role is not role or (not is_out and self.now > FAULTS_S - 1):
+                self.start(other)
+                return
+            if not is_out:
+                self.after(0.05, 0.1, cut_off)
+                return
+            self.fault_no_etcd(leader, 5.0)
 
             def again() -> None:
                 self.end(other)
+                other.old_record, other.reads_old_until = (record, revision), self.now + 2.0
                 self.start(other)
-                other.old_record, other.reads_old_until = old, self.now + 2.0
+
+            def look() -> None:
+                present = self.record
+                assert present is not None
+                if present.term > record.term and other.name in present.in_sync:
+                    self.after(0.0, 0.2, again)
+                elif self.now < FAULTS_S:
+                    self.after(0.05, 0.1, look)
 
             self.after(0.8, 1.0, lambda: self.start(other))
-            self.after(1.6, 2.2, again)
+            self.after(1.0, 1.2, look)
 
-        self.after(1.0, 1.3, cut_off)
+        self.after(0.8, 1.0, cut_off)
 
     def fault_lease(self, node: Node) -> None:
         """End a lease although its node is well; everybody sees it at another moment."""
