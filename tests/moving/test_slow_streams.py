@@ -22,10 +22,12 @@ from shardmq.broker.controller.moving.mover import (
     NOT_SHORTER,
     MoveProgress,
 )
+from shardmq.broker.controller.moving.stream_copy import CopyRefused
 from shardmq.broker.controller.requests import MoveOn
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import CHOSEN, HELD, Moving, QueuePut, VhostPut
+from shardmq.broker.model.changes import CALLED_OFF, CHOSEN, HELD, Moving, QueuePut, VhostPut
 from shardmq.broker.shared.control import Answer
+from shardmq.shardd.wire import messages as wire
 
 STREAM = {"x-queue-type": "stream"}
 
@@ -136,3 +138,29 @@ async def test_publishers_that_have_waited_in_vain_wait_for_a_share_of_the_time_
     times = [time for time, _ in steps]
     for held, free, again in (times[:3], times[2:]):
         assert free - held == HELD_S and again - free >= FREE_TIMES * HELD_S
+
+
+@pytest.mark.parametrize("code", [wire.GAP, wire.BEYOND], ids=["a gap", "another history"])
+async def test_a_copy_that_cannot_end_is_called_off_though_publishers_wait(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    catalog, steps = Catalog(routes=False), list[int]()
+    catalog.apply(VhostPut("/"))
+    catalog.apply(QueuePut("/", "s", 1, 0, arguments=STREAM, moving=Moving(2, 1, HELD)))
+
+    async def ask(what: MoveOn) -> Answer:
+        steps.append(what.step)
+        raise EndOfTest
+
+    async def copy_rest(*_: Any) -> int:
+        raise CopyRefused(1, wire.Refused(7, code, "it has other messages"))
+
+    move = mover._Move(
+        catalog, mock.Mock(ask=ask), mock.Mock(), mock.AsyncMock(), mover.QueueName("/", "s"),
+        MoveProgress(), True, asyncio.Semaphore(1),
+    )  # fmt: skip
+    monkeypatch.setattr(move, "_copy", mock.Mock(copy_rest=copy_rest))
+    monkeypatch.setattr(move, "_is_shut", True)
+    with pytest.raises(EndOfTest):
+        await move.run()
+    assert steps == [CALLED_OFF]

@@ -378,10 +378,7 @@ class _Move:
                 if not some:
                     await asyncio.sleep(NOT_SYNCED_S)
         except CopyRefused as refused:
-            if refused.code not in (wire.GAP, wire.BEYOND):
-                raise
-            log.error("%s is called off: %s", self._name, refused.text)
-            await self._step(moving, CALLED_OFF)
+            await self._give_up(moving, refused)
             return
         await self._fence()  # a front door that does not answer must not hold publishers up
         self._is_shut = True
@@ -407,7 +404,17 @@ class _Move:
                 await self._copy.copy_places(queue, new)
         except TimeoutError:
             raise _Away(f"the last messages are not over within {HELD_S:g} s") from None
+        except CopyRefused as refused:
+            await self._give_up(moving, refused)
+            return
         await self._step(moving, ARRIVED)
+
+    async def _give_up(self, moving: Moving, refused: CopyRefused) -> None:
+        """Call the move off if the stream cannot be copied, or raise what may pass."""
+        if refused.code not in (wire.GAP, wire.BEYOND):
+            raise refused
+        log.error("%s is called off: %s", self._name, refused.text)
+        await self._step(moving, CALLED_OFF)
 
     async def _leave(self, queue: QueuePut, moving: Moving) -> None:
         old = other_life(queue)
