@@ -6,6 +6,7 @@ Publishers that have waited in vain for its last messages do not wait again at o
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -20,6 +21,7 @@ from shardmq.broker.controller.moving.mover import (
     HOLD_BYTES,
     HOLD_BYTES_MAX,
     NOT_SHORTER,
+    SHRINK_S,
     MoveProgress,
 )
 from shardmq.broker.controller.moving.stream_copy import CopyRefused
@@ -47,9 +49,9 @@ class Copy:
         return 1
 
 
-async def copied(monkeypatch: pytest.MonkeyPatch, lefts: list[int]) -> list[str]:
-    """Copy a stream until it is held; return what was told before each batch."""
-    catalog, progress = Catalog(routes=False), MoveProgress()
+def a_move(progress: MoveProgress) -> tuple[mover._Move, QueuePut, mock.AsyncMock]:
+    """Return a move of a stream that is copied, the stream, and the authority that it asks."""
+    catalog = Catalog(routes=False)
     catalog.apply(VhostPut("/"))
     stream = QueuePut("/", "s", 1, 0, arguments=STREAM, moving=Moving(2, 1, CHOSEN))
     catalog.apply(stream)
@@ -59,6 +61,13 @@ async def copied(monkeypatch: pytest.MonkeyPatch, lefts: list[int]) -> list[str]
         catalog, authority, mock.Mock(), doors, mover.QueueName("/", "s"), progress, True,
         asyncio.Semaphore(1),
     )  # fmt: skip
+    return move, stream, authority
+
+
+async def copied(monkeypatch: pytest.MonkeyPatch, lefts: list[int]) -> list[str]:
+    """Copy a stream until it is held; return what was told before each batch."""
+    progress = MoveProgress()
+    move, stream, authority = a_move(progress)
     copy = Copy(lefts, progress)
     monkeypatch.setattr(move, "_copy", copy)
     monkeypatch.setattr(mover, "SHRINK_S", 0.0)
@@ -164,3 +173,22 @@ async def test_a_copy_that_cannot_end_is_called_off_though_publishers_wait(
     with pytest.raises(EndOfTest):
         await move.run()
     assert steps == [CALLED_OFF]
+
+
+async def test_a_busy_stream_whose_syncs_are_slow_is_held_after_one_look(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, somes = Clock(), itertools.cycle([1, *[0] * 19])
+    began = clock.now
+
+    async def copy_some(*_: Any) -> int:
+        return next(somes)
+
+    copy = mock.Mock(copy_some=copy_some, left=9, left_bytes=4 * HOLD_BYTES)
+    move, stream, authority = a_move(MoveProgress())
+    monkeypatch.setattr(move, "_copy", copy)
+    monkeypatch.setattr(mover, "asyncio", clock)
+    assert stream.moving is not None
+    await move._copy_stream(stream, stream.moving)
+    assert authority.ask.await_args.args[0].step == HELD
+    assert clock.now - began < 2 * SHRINK_S and not caplog.records

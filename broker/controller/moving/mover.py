@@ -358,9 +358,11 @@ class _Move:
             await asyncio.sleep(LOOK_S)
         try:
             before, until, why = None, loop.time() + SHRINK_S, ""
+            copied = 0  # within SHRINK_S
             while self._is_at(moving):
                 async with self._some:
                     some = await self._copy.copy_some(queue, new)
+                copied += some
                 self._progress.moved += some
                 self._progress.left = self._copy.left
                 left = self._copy.left_bytes
@@ -370,10 +372,10 @@ class _Move:
                     break
                 before = before or left
                 if loop.time() >= until:
-                    if is_synced and before * SHRINK_TO < left <= HOLD_BYTES_MAX:
+                    if copied and before * SHRINK_TO < left <= HOLD_BYTES_MAX:
                         break
-                    why = "" if left < before else NOT_SHORTER if is_synced else NOT_SYNCED
-                    before, until = left, loop.time() + SHRINK_S
+                    why = "" if left < before else NOT_SHORTER if copied else NOT_SYNCED
+                    before, until, copied = left, loop.time() + SHRINK_S, 0
                 self._waits_for(why)
                 if not some:
                     await asyncio.sleep(NOT_SYNCED_S)
