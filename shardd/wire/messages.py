@@ -948,7 +948,8 @@ class Chunks(Message, tag="chunks", frozen=True):
     is the first offset of the stream, `newest_before` the latest timestamp before it, and `end` the
     offset behind the last message, whether that is on stable storage or not. `behind_bytes` is how
     much the stream has behind these chunks. `before` is the checksum of the chunk in front of them,
-    -1 if none ends there, and None if the stream has nothing before.
+    -1 if none ends there, and None if the stream has nothing before, or nothing to take until it
+    is synced.
     """
 
     request: int

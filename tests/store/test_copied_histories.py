@@ -88,6 +88,20 @@ def test_a_copy_has_messages_of_one_history_only(seed: int) -> None:
     live(seed)
 
 
+def test_no_chunk_is_summed_while_what_follows_waits_for_a_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = a_log(FaultyFiles())
+    record = Record((1,), (encode_message(b"x", b"", b"k"),), 1000, 5).encode()
+    log.append(record)
+    sync(log)
+    assert log.copies.copied_from(1, 100).before is not None
+    log.append(record)
+    monkeypatch.setattr(LogCopies, "_sum_before", lambda *_: pytest.fail("a chunk is summed"))
+    found = log.copies.copied_from(1, 100)
+    assert not found.chunks and found.before is None
+
+
 class Trusting(LogCopies):
     def goes_on(self, first: int, before: int | None) -> bool:
         return True

@@ -37,7 +37,7 @@ class Copied(NamedTuple):
     end: the offset behind the last message of the log, whether it is committed or not.
     behind_bytes: the bytes of the chunks that follow.
     before: the checksum of the chunk that ends at `first`, or NO_CHUNK; None if the log has no
-        message before `first`.
+        message before `first`, and if there are no chunks until a sync.
     """
 
     chunks: bytes
@@ -113,6 +113,8 @@ class LogCopies:
             if offset < segment.end:
                 behind_bytes += segment.used - segment.places.get(offset, HEADER_BYTES)
         oldest = self._segments.all[0].newest_before if self._segments.all else 0
+        # Nothing is put at the other place while what follows waits for a sync.
+        waits = not found and offset == limit < self._log.next_offset
         return Copied(
             bytes(found),
             first,
@@ -121,7 +123,7 @@ class LogCopies:
             oldest,
             self._log.next_offset,
             behind_bytes,
-            self._sum_before(first),
+            None if waits else self._sum_before(first),
         )
 
     def _sum_before(self, offset: int) -> int | None:
