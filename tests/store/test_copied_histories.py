@@ -51,7 +51,9 @@ def copy(source: StreamLog, target: StreamLog, pick: random.Random, times: int) 
         if not target.copies.goes_on(found.first, found.before):
             return False
         target.copies.take(found.chunks, found.oldest, found.newest_before)
-        sync(target)
+        if pick.random() < 0.5:
+            sync(target)
+    sync(target)
     return True
 
 

@@ -66,6 +66,28 @@ def test_positions_and_producers_last_after_a_job_and_nothing_is_synced_before_i
     assert again.producers.table.all_places() == of_a_producer()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_positions_last_whatever_a_power_cut_takes(seed: int) -> None:
+    files = FaultyFiles(seed)
+    log = a_copy(files)
+    log.positions.set(b"old", 1)
+    sync(log)
+    log.copies.take_places({b"name": 1}, b"")
+    job = log.begin_sync()
+    assert job is not None
+    log.positions.set(b"later", 1)
+    log.flush()  # must not write to the file that the job replaces
+    job.run()
+    log.finish_sync(job)
+    again = StreamLog("d", files=files.restarted(power_cut=True), segment_bytes=SEGMENT_BYTES)
+    again.recover()
+    assert again.positions.offsets == {b"name": 1}
+    log.close()
+    again = StreamLog("d", files=files.restarted(power_cut=True), segment_bytes=SEGMENT_BYTES)
+    again.recover()
+    assert again.positions.offsets == {b"name": 1, b"later": 1}
+
+
 @pytest.mark.parametrize("is_synced", [True, False], ids=["synced", "without syncs"])
 @pytest.mark.parametrize("places", ["positions", "producers"])
 def test_a_copy_without_room_for_places_says_so_until_there_is_room(
