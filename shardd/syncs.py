@@ -29,15 +29,24 @@ class Asked:
     """A question of a peer that is answered when the acks of some queues are on stable storage.
 
     There is at most one for each channel that commits a transaction. It may go into a sync of
-    settled messages when `_tried` of `Syncs` has reached `after`.
+    settled messages when `_tried` of `Syncs` has reached `after`. `unwritten` has the stores with
+    acks that need a sync of messages first.
     """
 
-    __slots__ = ("after", "number", "peer", "waits")
+    __slots__ = ("after", "number", "peer", "unwritten", "waits")
 
-    def __init__(self, peer: Peer, number: int, waits: dict[Store, AckWait], after: int) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        number: int,
+        waits: dict[Store, AckWait],
+        unwritten: set[Store],
+        after: int,
+    ) -> None:
         self.peer = peer
         self.number = number
         self.waits = waits
+        self.unwritten = unwritten
         self.after = after
 
     def answer(self, *, lasts: bool) -> None:
@@ -96,14 +105,13 @@ class Syncs(SyncsState):
             if queue is not None and queue.keeps_in_store and queue.backlog.durable:
                 store: Store = queue.store  # type: ignore[assignment] # queues were made with our Store
                 ids.setdefault(store, []).append(queue_id)
-        after = self._tried
-        for store in ids:
-            if store.has_unwritten_acks():
-                self._registry.dirty_stores.add(store)
-                self.wanted = True
-                after = self._tried + 1
+        unwritten = {store for store in ids if store.has_unwritten_acks()}
+        if unwritten:
+            self._registry.dirty_stores.update(unwritten)
+            self.wanted = True
         waits = {store: store.wait_for_acks(of_store) for store, of_store in ids.items()}
-        self._asked.append(Asked(peer, asked.number, waits, after))
+        after = self._tried + bool(unwritten)
+        self._asked.append(Asked(peer, asked.number, waits, unwritten, after))
         self._answer_asked()
 
     def _answer_asked(self) -> None:
@@ -121,12 +129,12 @@ class Syncs(SyncsState):
             self.has_answered = True
         self._asked = left
 
-    def _refuse_asked(self) -> None:
-        """Refuse the questions that waited for this sync of messages, which found no room."""
+    def _refuse_asked(self, left: Collection[Store]) -> None:
+        """Refuse the questions that waited for a sync of these stores, which found no room."""
         for asked in self._asked:
             if asked.after == self._tried:
-                for wait in asked.waits.values():
-                    wait.is_refused = True
+                for store in asked.unwritten.intersection(left):
+                    asked.waits[store].is_refused = True
         self._answer_asked()
 
     def _ended(self, number: int) -> None:
@@ -178,7 +186,7 @@ class Syncs(SyncsState):
             # Confirms go on waiting for a sync of all stores, which is tried again in the next
             # pass.
             registry.set_alarm(m.LOW_ON_DISK)
-            self._refuse_asked()
+            self._refuse_asked(dirty)
         else:
             self.wanted = False
             number = self.begun = self.begun + 1
@@ -207,7 +215,6 @@ class Syncs(SyncsState):
         if full:  # confirms wait for a sync that finds room
             self.wanted = True
             registry.set_alarm(m.LOW_ON_DISK)
-            self._refuse_asked()
         elif sync.number is not None:
             self._ended(sync.number)
 

@@ -23,6 +23,7 @@ from shardmq.cluster.replicated_files import Confirmations, ReplicatedFiles, Syn
 from shardmq.shardd import server
 from shardmq.shardd.peers import Outgoing
 from shardmq.shardd.server import Server
+from shardmq.shardd.store.errors import DiskFull
 from shardmq.shardd.store.format.segment_file import file_name
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.store.segments.ack_waits import AckWait
@@ -39,7 +40,7 @@ from tests.support.syncing import sync
 
 EVER = 1 << 60
 MINE, OTHERS = 1, 2
-NOT_DURABLE, STREAM = 4, 5
+OF_ANOTHER_VHOST, NOT_DURABLE, STREAM = 3, 4, 5
 # With this seed the first messages are small and lie in one segment.
 SMALL = 5
 
@@ -388,6 +389,50 @@ def test_a_full_disk_says_no_and_does_not_make_anybody_wait(written: bool) -> No
     made.life.begin_settled_sync()
     made.life.end_settled_sync()
     assert not made.unanswered and not made.life.known.syncs_answered
+
+
+def test_a_store_without_room_refuses_no_ask_about_another_store() -> None:
+    made = Asking(seed=SMALL)
+    made.publish(2)
+    made.life.targets, made.queue = [(OF_ANOTHER_VHOST,)], OF_ANOTHER_VHOST
+    made.publish(2)
+    made.life.fault = "full"
+    for queue in (MINE, OF_ANOTHER_VHOST):
+        made.queue = queue
+        made.ack()
+        made.ask(queue)
+    made.files.fail["rename"] = (1, errno.ENOSPC)  # the second store gives its file no name
+    made.life.begin_sync()
+    made.life.end_sync()
+    assert made.unanswered == 1 and not made.life.known.syncs_answered
+    assert list(made.life.asked) == [1], "the first one, about the store that had room"
+    made.files.fail.clear()
+    made.life.begin_settled_sync()
+    made.life.end_settled_sync()
+    assert not made.unanswered and made.life.known.syncs_answered == 1
+
+
+def test_a_disk_without_room_for_sequences_refuses_no_ask() -> None:
+    made = Asking(seed=SMALL)
+    made.publish(4)
+    made.life.sync()
+    made.settle_down()
+    made.life.publish()
+    made.life.begin_sync()
+    made.ack()
+    made.ask(MINE)
+    finish = SegmentStore.finish_sync
+
+    def without_room(store: SegmentStore, job: Any) -> None:
+        finish(store, job)
+        raise DiskFull("on purpose")
+
+    with mock.patch.object(SegmentStore, "finish_sync", without_room):
+        made.life.end_sync()
+    assert made.unanswered == 1
+    made.life.begin_settled_sync()
+    made.life.end_settled_sync()
+    assert not made.unanswered and made.life.known.syncs_answered == 1
 
 
 def test_an_ask_waits_for_the_merge_that_has_its_acks_and_no_merge_begins_before_its_sync() -> None:
