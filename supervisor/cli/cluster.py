@@ -71,7 +71,7 @@ def drain(
         if not said:
             return
         told, held_up = held_up, []
-        for each in now["held_up"]:
+        for each in now.get("held_up", ()):  # older releases do not say
             held_up.append(f"queue '{each['name']}' in vhost '{each['vhost']}': {each['why']}")
             if held_up[-1] not in told:
                 typer.echo(held_up[-1], err=True)
