@@ -76,6 +76,13 @@ class Syncer:
         self.usual_s += (took_s - self.usual_s) / USUAL_OF
 
 
+def has_ended(fd: int, timeout_s: float | None = None) -> bool:
+    """Return whether the job of this descriptor ends within so many seconds; None: wait for it."""
+    poll = select.poll()  # `select.select` takes no descriptor above 1023
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
 class Copies(Protocol):
     """The files of a shard with copies on other nodes; `ReplicatedFiles` explains the methods."""
 
@@ -211,7 +218,7 @@ class SyncThreads:
 
     def await_sync(self, timeout_s: float | None = None) -> None:
         """Wait for the end of the sync of messages under way, if there is one."""
-        if self._syncing and select.select([self.messages.fd], [], [], timeout_s)[0]:
+        if self._syncing and has_ended(self.messages.fd, timeout_s):
             self._end_sync()
 
     def begin_settled_sync(self) -> None:
@@ -235,7 +242,7 @@ class SyncThreads:
                 under_way = self._reclaimer
             if under_way is None:
                 return
-            select.select([under_way.fd], [], [])
+            has_ended(under_way.fd)
             self.ended(under_way.fd, now)
 
     def begin_reclaim(self, now: int) -> None:

@@ -657,7 +657,9 @@ def test_the_loop_sends_the_answer_without_waiting_for_another_message(
         sent.clear()
         if not made.life.asked:
             break
-        readable, _, _ = select.select(threads.fds, [], [], 10)
-        assert readable, "the loop would sleep on"
-        events = [(fd, select.EPOLLIN) for fd in readable]
+        with select.epoll() as waiting:
+            for fd in threads.fds:
+                waiting.register(fd, select.EPOLLIN)
+            events = waiting.poll(10)
+        assert events, "the loop would sleep on"
     assert not made.life.asked and made.life.known.syncs_answered == 1
