@@ -124,6 +124,18 @@ def test_acks_that_were_written_already_are_synced_for_their_queues_alone() -> N
     assert job is not None and job.paths == [mine]
 
 
+@pytest.mark.parametrize("written", [False, True], ids=["settled", "written"])
+def test_a_look_gathers_nothing_of_queues_that_nobody_asks_about(*, written: bool) -> None:
+    """A segment may have acks of thousands of queues."""
+    made = Store(3, size=100)
+    for queue in (MINE, OTHERS):
+        made.settle(queue, 0)
+    if written:
+        made.store.flush()
+    found = made.store._settled.by_queue(frozenset([MINE, NOT_DURABLE]))
+    assert list(found) == [MINE] and len(found[MINE]) == 1
+
+
 def test_acks_that_come_later_do_not_prolong_a_wait() -> None:
     segments = ACKS_FILES_SYNCED_AT_ONCE + 20
     made = Store(3 * segments + 30, (MINE,))

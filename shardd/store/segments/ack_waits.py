@@ -20,7 +20,7 @@ class AckWait:
     """
 
     def __init__(self, queue_ids: Collection[int]) -> None:
-        self._queue_ids = queue_ids
+        self.queue_ids = queue_ids
         self.segments: dict[Segment, None] | None = None  # None: before the first look
         self.is_over = self.is_refused = False
 
@@ -36,7 +36,7 @@ class AckWait:
         """
         settled = segments.settled
         if self.segments is None:
-            found = [by_queue.get(queue_id, ()) for queue_id in self._queue_ids]
+            found = [by_queue.get(queue_id, ()) for queue_id in self.queue_ids]
             self.segments = dict.fromkeys(chain.from_iterable(found))
         else:
             now = [segments.successor(segment) for segment in self.segments]

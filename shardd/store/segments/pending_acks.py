@@ -14,7 +14,7 @@ again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from itertools import chain, islice
 
 from shardmq.shardd.store.files import Files, is_full
@@ -135,18 +135,20 @@ class Settled(PendingState):
         self._unsynced[segment.number] = segment, set()  # nobody asks for these acks
         self.names_changed = True
 
-    def by_queue(self) -> dict[int, list[Segment]]:
-        """Return the segments on disk with acks of each queue that are not on stable storage.
+    def by_queue(self, wanted: Set[int]) -> dict[int, list[Segment]]:
+        """Return the segments on disk with acks of these queues that are not on stable storage.
 
-        A segment may come twice.
+        A segment may come twice for a queue.
         """
         found: dict[int, list[Segment]] = {}
         for segment, queue_ids in self._unsynced.values():
-            for queue_id in queue_ids:
+            # A segment may have acks of thousands of queues: `&` looks at the smaller set.
+            for queue_id in wanted & queue_ids:
                 found.setdefault(queue_id, []).append(segment)
         for segment in self.with_settled.values():
-            for queue_id in queues_of_pairs(segment.settled) if segment.flushed else ():
-                found.setdefault(queue_id, []).append(segment)
+            if segment.flushed:
+                for queue_id in wanted & queues_of_pairs(segment.settled):
+                    found.setdefault(queue_id, []).append(segment)
         return found
 
     def are_left(self, segment: Segment) -> bool:

@@ -237,7 +237,8 @@ class Syncs:
                 wait.is_over = True
             return None
         asked: dict[Segment, None] = {}
-        by_queue = settled.by_queue() if any(wait.segments is None for wait in waits) else {}
+        new = [wait.queue_ids for wait in waits if wait.segments is None]
+        by_queue = settled.by_queue(frozenset().union(*new)) if new else {}
         for wait in waits:
             asked |= wait.look(segments, by_queue)
         only_asked = not everything
