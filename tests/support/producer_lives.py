@@ -160,6 +160,9 @@ class Lives:
             self.store.unscreen()
             producer.at = before
             return
+        except BaseException:  # a part of what was repeated may be stored
+            self.settled_for_good.difference_update(*expected.values())
+            raise
         producer.at = after
         self.repeated += sum(screened.repeated.values())
         assert not screened.refused
@@ -212,7 +215,8 @@ class Lives:
             self.begun += 1
             try:
                 self.job = self.store.begin_sync()
-            except DiskFull:
+            except DiskFull:  # commits that waited for this sync are refused
+                self.commits = [each for each in self.commits if each.after != self.begun]
                 return
             self.promises = promises
             if self.job is None:
