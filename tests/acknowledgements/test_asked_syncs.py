@@ -527,6 +527,24 @@ def test_what_a_merge_has_moved_does_not_come_back_when_all_of_it_was_settled(
     assert store.stats()["live_messages"] == 0
 
 
+def test_what_a_merged_segment_has_synced_does_not_come_back_while_the_names_change() -> None:
+    """A power cut leaves some first part of the changes; the acks are those of the merged one."""
+    made = Store(120, (MINE,), size=150)
+    store, left = made.store, [5, 30, 55]  # of 120 in five segments
+    for number in sorted(set(range(120)) - set(left)):
+        made.settle(MINE, number)
+    made.finish()
+    assert store.compact() > 0
+    for number in left[:2]:
+        made.settle(MINE, number)
+    wait = store.wait_for_acks([MINE])
+    made.sync_for(wait)
+    assert wait.is_over
+    made.settle(MINE, left[2])  # and nothing of the merged segment is needed
+    found = [made.after_a_power_cut().get(MINE, 0) for _ in range(40)]
+    assert max(found) == 1, "the last one, while the merged segment has its name"
+
+
 def test_merges_go_on_beside_asks_without_end() -> None:
     """At least one merge may begin for each sync that is asked for."""
     made = Asking()
