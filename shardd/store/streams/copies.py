@@ -157,7 +157,9 @@ class LogCopies:
         if self._log.first_offset < oldest and self._log.next_offset <= oldest:
             if self._state.job is not None:
                 raise ValueError("the log cannot begin anew during a sync")
-            if not self._log.truncate(oldest, newest_before):
+            # All messages go first: beside the new segment, those that a crash has left would look
+            # as if the messages between were lost.
+            if not (self._log.truncate() and self._log.truncate(oldest, newest_before)):
                 raise DiskFull(f"no room to begin anew in {self._state.directory}")
         if not chunks:
             return
