@@ -185,7 +185,8 @@ class Links:
 
     def _inbox_speaks(self) -> bool:
         if self._inbox_told:
-            self._inbox_told = bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # the value of this option is an int
+            # The value of this option is an int.
+            self._inbox_told = bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator]
         return self._inbox_told
 
     def receive(self, now: int, most: int = RECEIVE_BURST) -> int:

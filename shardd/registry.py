@@ -94,7 +94,8 @@ class Registry:
 
         The caller has settled messages of the queue.
         """
-        self.dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with our Store
+        # Queues were made with our Store.
+        self.dirty_stores.add(queue.store)  # type: ignore[arg-type]
 
     def note_time(self, now: int) -> None:
         """Note that all messages of the stores came until `now`, in ms since the epoch.

@@ -138,7 +138,8 @@ class Sessions:
         if not self.may_speak:
             return False
         with self._lock:
-            has_message = bool(self._socket.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # the value of this option is an int
+            # The value of this option is an int.
+            has_message = bool(self._socket.get(zmq.EVENTS) & READABLE)  # type: ignore[operator]
             self.may_speak = has_message or bool(self._over)
         return has_message
 
@@ -178,7 +179,8 @@ class Sessions:
 
     def _look(self) -> None:
         """Take the events of the monitor."""
-        while self._monitor.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # the value of this option is an int
+        # The value of this option is an int.
+        while self._monitor.get(zmq.EVENTS) & READABLE:  # type: ignore[operator]
             told = recv_monitor_message(self._monitor)
             event, fd = told["event"], int(told["value"])
             if event & REFUSED:
@@ -209,7 +211,8 @@ class Sessions:
                     raise
                 self.dropped += 1
                 self._over.append(name)
-            speaks = self._over or self._socket.get(zmq.EVENTS) & READABLE  # type: ignore[operator] # the value of this option is an int
+            # The value of this option is an int.
+            speaks = self._over or self._socket.get(zmq.EVENTS) & READABLE  # type: ignore[operator]
         if speaks and not self.may_speak:
             os.eventfd_write(self._bell, 1)
 

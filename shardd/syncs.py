@@ -103,7 +103,8 @@ class Syncs(SyncsState):
         for queue_id in asked.queues:
             queue = self._registry.queues.get(queue_id)
             if queue is not None and queue.keeps_in_store and queue.backlog.durable:
-                store: Store = queue.store  # type: ignore[assignment] # queues were made with our Store
+                # Queues were made with our Store.
+                store: Store = queue.store  # type: ignore[assignment]
                 ids.setdefault(store, []).append(queue_id)
         unwritten = {store for store in ids if store.has_unwritten_acks()}
         if unwritten:

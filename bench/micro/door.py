@@ -125,7 +125,8 @@ class Door:
         self.services.use_short_way()
         self.services.watch()
         self.connections = Connections(self.services)
-        events.attend(self.services, self.connections, SimpleNamespace())  # type: ignore[arg-type] # nothing dies
+        # Nothing dies.
+        events.attend(self.services, self.connections, SimpleNamespace())  # type: ignore[arg-type]
         assert self.loop.watch is not None
         self._pass = self.loop.watch.ready
         self._open_lane()

@@ -141,7 +141,8 @@ class Path:
         self._routes.learn(LINE, TARGETS, [(0, [QUEUE])], True)
         self._packer = codec.Packer(1)
         self._out, self._back = Ring(views=True), Ring(views=False)
-        self._shard = Shard(0, EPOCH, 1, OneStore(directory))  # type: ignore[arg-type] # no streams: their part is never asked
+        # No streams: their part is never asked.
+        self._shard = Shard(0, EPOCH, 1, OneStore(directory))  # type: ignore[arg-type]
         self._batch = self._tag = self._acked = 0
         self._prepare()
 

@@ -86,14 +86,16 @@ class Dialer:
         except zmq.Again:
             return  # the session has ended, and the monitor is about to say so
         # To send may use up the change that the descriptor would report.
-        if not self._is_called and self._socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # the value of this option is an int
+        # The value of this option is an int.
+        if not self._is_called and self._socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator]
             assert self._loop is not None
             self._is_called = True
             self._loop.call_soon(self._heard)
 
     def take(self) -> bytes | None:
         """Return the next message of the session, or None."""
-        if self._socket is None or not self._socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # the value of this option is an int
+        # The value of this option is an int.
+        if self._socket is None or not self._socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator]
             return None
         self._backoff_s = BACKOFF_FIRST_S
         message = self._socket.recv(AT_ONCE)

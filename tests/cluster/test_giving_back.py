@@ -32,7 +32,8 @@ class Leaders:
             rule.look(self.shards, self.now)
 
     def change(self, shard: int, **what: object) -> None:
-        self.shards = self.shards | {shard: self.shards[shard]._replace(**what)}  # type: ignore[arg-type] # of the fields
+        # Of the fields.
+        self.shards = self.shards | {shard: self.shards[shard]._replace(**what)}  # type: ignore[arg-type]
         self.tell()
 
     def run(self, seconds: float) -> None:

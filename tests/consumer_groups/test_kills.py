@@ -61,7 +61,8 @@ class Group:
     async def kill(self, kind: str, index: int) -> None:
         old = self.broker.pid(kind, index)
         os.kill(old, signal.SIGKILL)
-        back = lambda: self.broker.is_replaced(kind, index, old)  # noqa: E731 # named for the line below
+        # Named for the line below.
+        back = lambda: self.broker.is_replaced(kind, index, old)  # noqa: E731
         await asyncio.to_thread(wait_until, back, f"{kind} {index} to come back", START_TIMEOUT_S)
         await asyncio.sleep(0.1)
         for who in [who for who, member in self.members.items() if member.is_gone]:

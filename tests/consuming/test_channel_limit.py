@@ -72,7 +72,8 @@ class Bench:
     def __init__(self, consumers: int, no_ack: bool = False) -> None:
         self.links = Links()
         self.clock: Any = SimpleNamespace(now=0.0)
-        self.consuming = Consuming(self.links, NOBODY, self.clock)  # type: ignore[arg-type] # as much of them as is used here
+        # As much of them as is used here.
+        self.consuming = Consuming(self.links, NOBODY, self.clock)  # type: ignore[arg-type]
         self.channel = ConsumingChannel(SimpleNamespace(), 1)  # type: ignore[arg-type]
         self.ready = dict.fromkeys(range(1, consumers + 1), 0)
         self.numbers = dict.fromkeys(self.ready, 1)

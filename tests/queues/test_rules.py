@@ -39,7 +39,8 @@ class Bench:
         return consumer
 
     def turn(self, now: int = 0) -> None:
-        while self.queue.deliver(now, self, 1 << 20):  # type: ignore[arg-type] # no grants here, and no stream
+        # No grants here, and no stream.
+        while self.queue.deliver(now, self, 1 << 20):  # type: ignore[arg-type]
             pass
 
     def deliver(

@@ -412,7 +412,8 @@ async def test_little_room_is_warned_of_before_publishers_are_blocked(tmp_path: 
     )
     try:
         await wait_for(lambda: "low on disk soon: " in broker.log_tail(), "the warning")
-        warning = lambda: asked(broker, ALARMS)[1]["warnings"][0]["warning"]  # noqa: E731 # named for the line below
+        # Named for the line below.
+        warning = lambda: asked(broker, ALARMS)[1]["warnings"][0]["warning"]  # noqa: E731
         await asyncio.to_thread(
             wait_until, lambda: warning().startswith("low on disk soon: "), "the warning"
         )

@@ -70,7 +70,8 @@ class Copies:
 class Loop:
     def __init__(self) -> None:
         self.syncs, self.copies = Syncs(), Copies()
-        self.threads = SyncThreads(self.syncs, self.copies)  # type: ignore[arg-type] # begin and end
+        # Begin and end.
+        self.threads = SyncThreads(self.syncs, self.copies)  # type: ignore[arg-type]
 
     def hear(self) -> None:
         """Take in the end of the sync in its thread."""

@@ -286,7 +286,8 @@ def test_a_batch_for_which_the_disk_has_no_room_leaves_no_hold_behind(
 
     play = Play(tmp_path, 1)
     (store,) = play.shard.stores.values()
-    monkeypatch.setattr(store._appender, "_with_room", full)  # type: ignore[attr-defined] # it is a SegmentStore
+    # It is a SegmentStore.
+    monkeypatch.setattr(store._appender, "_with_room", full)  # type: ignore[attr-defined]
     for _ in range(5):
         play.publish(bytes(BODY_BYTES_MIN))
         play.send()

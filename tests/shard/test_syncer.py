@@ -36,7 +36,8 @@ def test_a_sync_that_did_not_come_to_its_end_is_no_success(error: BaseException)
     files = FaultyFiles()
     job = SyncJob(files=files, directory="d", paths=[], with_directory=True, noted=[])
     assert not job.synced
-    files.sync_directory = lambda path: Ends(error).run()  # type: ignore[method-assign] # fails on purpose
+    # Fails on purpose.
+    files.sync_directory = lambda path: Ends(error).run()  # type: ignore[method-assign]
     with pytest.raises((StoreFailed, SystemExit)):
         job.run()
     assert job.done and not job.synced

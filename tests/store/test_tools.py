@@ -106,7 +106,8 @@ def test_damage_is_told_by_file_and_byte_range_and_all_else_is_salvaged(
     assert main(["verify", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith("s/msgs.0000000001: corrupt, bytes ")
-    start, stop = map(int, re.search(r"bytes (\d+) to (\d+) ", told).groups())  # type: ignore[union-attr] # it is there
+    # It is there.
+    start, stop = map(int, re.search(r"bytes (\d+) to (\d+) ", told).groups())  # type: ignore[union-attr]
     assert start < position < stop
     assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "new")]) == 1
     output = capsys.readouterr()

@@ -103,7 +103,8 @@ class Pipe:
 class Links(ShardLinks):
     def begin(self, loop: Clock) -> None:
         self.use_loop(loop)
-        self.inbox.open_lane = lambda link, what: None  # type: ignore[method-assign] # all goes the long way
+        # All goes the long way.
+        self.inbox.open_lane = lambda link, what: None  # type: ignore[method-assign]
         for at, link in enumerate(self.links):
             link.away_since = 0.0
             self.join(at)
@@ -181,7 +182,8 @@ class World:
             node_timeout_s=60.0,
         )
         with mock.patch.object(shard_links, "_socket", lambda context, kind: Pipe()):
-            self.links = Links(config, DOOR, self)  # type: ignore[arg-type] # it hears what is looked at here
+            # It hears what is looked at here.
+            self.links = Links(config, DOOR, self)  # type: ignore[arg-type]
         controller: Any = SimpleNamespace(ask=self.ask, say=self.said)
         self.consuming = Consuming(self.links, controller, SimpleNamespace(now=0.0))
         self.groups = Groups(lambda many: 0)
@@ -213,7 +215,8 @@ class World:
     def start(self, at: int) -> None:
         """Start a new process of that shard."""
         self.epochs[at] += 1
-        shard = self.shards[at] = Shard(at, self.epochs[at], 1, self.homes[at])  # type: ignore[arg-type] # as a StoreHome
+        # As a StoreHome.
+        shard = self.shards[at] = Shard(at, self.epochs[at], 1, self.homes[at])  # type: ignore[arg-type]
         shard.receive(envelope.control(wire.CONTROLLER, 3, 0, at, wire.Join("controller")), 1000)
         spec = wire.QueueSpec(at + 1, "/", f"stream {at}", True, arguments=STREAM)
         assign = wire.Assign([spec])
@@ -239,7 +242,8 @@ class World:
         self.passes()
 
     def shard_turn(self, at: int, most: int) -> None:
-        shard, sent = self.shards[at], self.links.links[at].socket.sent  # type: ignore[attr-defined] # a Pipe
+        # A Pipe.
+        shard, sent = self.shards[at], self.links.links[at].socket.sent  # type: ignore[attr-defined]
         if shard is None:
             sent.clear()
             return
@@ -273,7 +277,8 @@ class World:
                 *order.bounds,
                 order.fresh,
             )
-            self.loop.act(lambda: self.consuming.groups.obey([said], self.catalog))  # noqa: B023 # at once
+            # At once.
+            self.loop.act(lambda: self.consuming.groups.obey([said], self.catalog))  # noqa: B023
             self.loop.passes(3)
         self.links.flush()
         if self.troubles.found:
@@ -290,7 +295,8 @@ class World:
             for at in range(len(self.shards)):
                 self.shard_turn(at, 1 << 30)
                 self.door_turn(at, 1 << 30)
-            pipes = [link.socket.sent for link in self.links.links]  # type: ignore[attr-defined] # Pipes
+            # Pipes.
+            pipes = [link.socket.sent for link in self.links.links]  # type: ignore[attr-defined]
             works = any(shard is not None and shard.has_work for shard in self.shards)
             quiet = 0 if works or any(pipes) or any(self.heard) or any(self.orders) else quiet + 1
             if quiet > 50:  # longer than a handover waits
@@ -562,7 +568,8 @@ class World:
             if shard is not None and 0 in shard.peers
             else None
         )
-        return reader is not None and not reader.detached and reader.queue.has_for(reader)  # type: ignore[union-attr,arg-type] # a reader
+        # A reader.
+        return reader is not None and not reader.detached and reader.queue.has_for(reader)  # type: ignore[union-attr,arg-type]
 
     def end(self) -> None:
         logging.getLogger("shardmq.broker").removeHandler(self.troubles)

@@ -538,7 +538,8 @@ class History:
             self.both("end a sync of acks", Side.end_settled)
 
     def flush(self) -> None:
-        self.both("flush", lambda side: [each.flush() for each in _stores(side.shard)])  # type: ignore[func-returns-value] # both return None
+        # Both return None.
+        self.both("flush", lambda side: [each.flush() for each in _stores(side.shard)])  # type: ignore[func-returns-value]
 
 
 def _stores(shard: Shard) -> list[SegmentStore]:

@@ -78,7 +78,8 @@ class Link:
 
 
 def acks_of(*links: Link) -> Acks:
-    return Acks(SimpleNamespace(links=links), None, None)  # type: ignore[arg-type] # the links alone
+    # The links alone.
+    return Acks(SimpleNamespace(links=links), None, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

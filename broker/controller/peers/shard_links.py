@@ -364,7 +364,8 @@ class ShardLinks:
             return
         for _ in range(RECEIVE_BURST):
             # To ask is cheaper than to be told by an exception.
-            if not self._inbox.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # this option is an int
+            # This option is an int.
+            if not self._inbox.get(zmq.EVENTS) & READABLE:  # type: ignore[operator]
                 return
             self._take(self._inbox.recv(AT_ONCE))
         self._loop.call_soon(self._heard)

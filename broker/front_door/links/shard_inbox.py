@@ -90,7 +90,8 @@ class ShardInbox:
         socket = self._socket
         for _ in range(RECEIVE_BURST):
             # Asking is cheaper than an exception.
-            if not socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # this option is an int
+            # This option is an int.
+            if not socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator]
                 return
             self.take_by_zmq(socket.recv(AT_ONCE))
         assert self.loop is not None

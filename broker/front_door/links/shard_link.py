@@ -281,7 +281,8 @@ class ShardLink(LinkState):
 
     def control(self, what: wire.Message) -> bytes:
         """Return a control message to the process of this epoch."""
-        return envelope.control(self.peer, self.incarnation, self.epoch, self.shard, what)  # type: ignore[arg-type] # a member of the union
+        # A member of the union.
+        return envelope.control(self.peer, self.incarnation, self.epoch, self.shard, what)  # type: ignore[arg-type]
 
     def tell(self, what: wire.Message) -> None:
         """Send a control message behind everything that was packed before it."""
