@@ -137,8 +137,16 @@ class Swapped(NamedTuple):
     outcome: int | Swap
 
 
+class Attempt:
+    """A connection to a leader that is being opened by `task`."""
+
+    def __init__(self, leader: str) -> None:
+        self.leader = leader
+        self.task: asyncio.Task[None] | None = None
+
+
 class Connected(NamedTuple):
-    leader: str
+    attempt: Attempt
     connection: Connection | None
 
 
@@ -193,7 +201,8 @@ class FollowerOfCopies:
         self._rules = Follower(node, life, held.read(), self._settings, founds)
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()  # None: a tick is due
         self._connection: Connection | None = None
-        self._connecting = False
+        self._attempt: Attempt | None = None
+        self._tried = ""  # the leader of the last attempt, which is tried again at _connect_at
         self._connect_at = 0.0
         self._listed_at: Position | None = None  # of the comparison that is under way
         self._whole_at: int | None = None  # where the copy is whole, after a comparison
@@ -294,31 +303,45 @@ class FollowerOfCopies:
     # -- connections -------------------------------------------------------------------------------
 
     def _begin_connection(self, now: float) -> None:
-        leader = self._rules.leader
-        if not leader or self._connection or self._connecting or now < self._connect_at:
-            return
-        self._connecting = True
-        self._connect_at = now + self._settings.retry_s
-        assert self._rules.record is not None
-        self._spawn(self._open(self._rules.record))
+        """Connect to the leader, unless that is under way or was tried a moment ago.
 
-    async def _open(self, record: Record) -> None:
-        leader, connection = record.leader, None
+        An attempt to reach a former leader is given up at once. Its node may be one that ends: the
+        port is still open, and nobody answers.
+        """
+        leader = self._rules.leader
+        if self._attempt is not None and self._attempt.leader != leader:
+            assert self._attempt.task is not None
+            self._attempt.task.cancel()
+            self._attempt = None
+        if not leader or self._connection or self._attempt:
+            return
+        if leader == self._tried and now < self._connect_at:
+            return
+        self._tried, self._connect_at = leader, now + self._settings.retry_s
+        assert self._rules.record is not None
+        self._attempt = Attempt(leader)
+        self._attempt.task = self._spawn(self._open(self._attempt, self._rules.record))
+
+    async def _open(self, attempt: Attempt, record: Record) -> None:
+        connection = None
         try:
             async with asyncio.timeout(self._settings.lag_s):
-                connection = Connection(await self._connect(leader))
+                connection = Connection(await self._connect(attempt.leader))
         except NotLeading as error:
             if error.life != record.life:
                 self.leader_gone(record.term)
         except (OSError, TimeoutError) as error:
-            log.info("copies: %s cannot be reached: %s", leader, error)
-        self._events.put_nowait(Connected(leader, connection))
+            log.info("copies: %s cannot be reached: %s", attempt.leader, error)
+        self._events.put_nowait(Connected(attempt, connection))
 
     async def _take_connection(self, event: Connected, now: float) -> None:
-        self._connecting = False
+        is_wanted = event.attempt is self._attempt
+        if is_wanted:
+            self._attempt = None
         if event.connection is None:
             return
-        effects = self._rules.connected(now) if event.leader == self._rules.leader else []
+        is_wanted = is_wanted and event.attempt.leader == self._rules.leader
+        effects = self._rules.connected(now) if is_wanted else []
         if not effects:
             event.connection.close()
             return
@@ -457,10 +480,11 @@ class FollowerOfCopies:
         except RecordAway as error:
             log.info("copies: the record cannot be read: %s", error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _work(self, act: Callable[..., R], *arguments: Any) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._disk, act, *arguments)

@@ -156,6 +156,8 @@ class CopiesWorld:
         self.store = Store()
         self.nodes: dict[str, CopiesNode] = {}
         self.cut: set[str] = set()  # nodes that nobody reaches
+        self.mute: set[str] = set()  # nodes whose port is open while nobody answers
+        self.asked_mute = asyncio.Event()  # somebody waits for one of them
         self.pipes: list[FrameStream] = []
 
     def node(
@@ -173,6 +175,9 @@ class CopiesWorld:
         node = self.nodes[to]
         if to in self.cut or (node.leader is None and node.follower is None):
             raise ConnectionRefusedError(to)
+        if to in self.mute:
+            self.asked_mute.set()
+            await asyncio.Event().wait()
         if node.leader is None:
             raise NotLeading(node.life)
         mine, theirs = socket.socketpair()

@@ -389,6 +389,25 @@ async def test_a_hand_over_loses_nothing_and_needs_no_comparison_of_the_heir(
     await world.in_sync("a", "b")
 
 
+async def test_a_follower_that_waits_for_the_former_leader_reaches_the_next_one_at_once(
+    tmp_path: Path,
+) -> None:
+    world = CopiesWorld(msgspec.structs.replace(SETTINGS, lag_s=2 * PATIENCE_S))
+    try:
+        _, b, c = await begun(world, tmp_path, "abc")
+        leader = await world.leader()
+        world.mute.add("a")
+        world.pipes[-1].abort()  # that of c, which came last
+        async with asyncio.timeout(PATIENCE_S):
+            await world.asked_mute.wait()
+            leader.hand_over("b")
+            kept = await Kept(await world.leader("b"), b).load()
+            await kept.write(VhostPut("/"))
+        assert "/" in found(c).vhosts
+    finally:
+        await world.close()
+
+
 async def test_the_lead_stays_while_the_record_cannot_be_read(
     world: CopiesWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
