@@ -42,6 +42,8 @@ from shardmq.cluster.rules import (
 from shardmq.shardd.store.files import Files, read_if_there, replace_file
 
 FRAMES_WAITING_MAX: Final = 16
+# How long a process that ends waits until it can tell that to the leader.
+LEAVE_S_MAX: Final = 0.5
 # More operations than a sync usually has, and a sync of all files, are left to another thread.
 APPLIED_AT_ONCE_MAX: Final = 64
 # Each process of a node is a life. Their numbers count quarters of a second since 2025.
@@ -160,7 +162,11 @@ class Promised(NamedTuple):
     done: asyncio.Future[None]
 
 
-Event = Recorded | Gone | Swapped | Connected | Came | Promised
+class Left(NamedTuple):
+    done: asyncio.Future[None]
+
+
+Event = Recorded | Gone | Swapped | Connected | Came | Promised | Left
 
 
 class FollowerOfCopies:
@@ -207,6 +213,7 @@ class FollowerOfCopies:
         self._listed_at: Position | None = None  # of the comparison that is under way
         self._whole_at: int | None = None  # where the copy is whole, after a comparison
         self._lead: Lead | None = None
+        self._leaves = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._methods = compression.methods()
         self._disk = ThreadPoolExecutor(1, "copy")
@@ -231,6 +238,15 @@ class FollowerOfCopies:
         done = asyncio.get_running_loop().create_future()
         self._events.put_nowait(Promised(term, done))
         await done
+
+    async def leave(self) -> None:
+        """Tell the leader that this process ends, and follow nobody any more.
+
+        A disk that hangs holds that up for LEAVE_S_MAX at most.
+        """
+        done = asyncio.get_running_loop().create_future()
+        self._events.put_nowait(Left(done))
+        await asyncio.wait((done,), timeout=LEAVE_S_MAX)
 
     # -- the life ----------------------------------------------------------------------------------
 
@@ -284,6 +300,11 @@ class FollowerOfCopies:
                 await self._act(self._rules.promise(event.term))
                 if not event.done.done():
                     event.done.set_result(None)
+            case Left():
+                self._leaves = True
+                await self._act(self._rules.leave())
+                if not event.done.done():
+                    event.done.set_result(None)
             case Connected():
                 await self._take_connection(event, now)
             case Came():
@@ -308,7 +329,7 @@ class FollowerOfCopies:
         An attempt to reach a former leader is given up at once. Its node may be one that ends: the
         port is still open, and nobody answers.
         """
-        leader = self._rules.leader
+        leader = "" if self._leaves else self._rules.leader
         if self._attempt is not None and self._attempt.leader != leader:
             assert self._attempt.task is not None
             self._attempt.task.cancel()

@@ -16,7 +16,7 @@ import msgspec
 from shardmq.cluster import compression
 from shardmq.cluster.compression import BadCompression
 from shardmq.cluster.operations import FileSums, Operation
-from shardmq.cluster.rules import Ack, Compare, Continue, Hello, Ping, Position, Refusal
+from shardmq.cluster.rules import Ack, Compare, Continue, Hello, Leaving, Ping, Position, Refusal
 
 FRAME_BYTES_MAX: Final = 64 << 20
 # Compression pays if it leaves at most this part of the bytes.
@@ -82,7 +82,7 @@ class Compressed(msgspec.Struct, tag="compressed", array_like=True, frozen=True)
 
 
 Data = Operations | Piece
-FromFollower = Hello | Ack | Refusal | Want
+FromFollower = Hello | Ack | Refusal | Leaving | Want
 FromLeader = Continue | Compare | Ping | Data | Listing | Compared
 Sent = FromFollower | FromLeader | Compressed
 

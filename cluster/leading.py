@@ -305,7 +305,7 @@ class LeaderOfCopies:
     def _hear(self, session: Session, frame: memoryview) -> None:
         """Take a frame of a follower, in any thread."""
         message = frames.from_follower(frame)
-        if isinstance(message, rules.Ack | rules.Refusal):
+        if isinstance(message, rules.Ack | rules.Refusal | rules.Leaving):
             with self.lock:
                 self._take_news()
                 self._act(self._rules.heard(session.node, message, self._clock()))

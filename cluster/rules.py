@@ -146,6 +146,16 @@ class Refusal(msgspec.Struct, tag="refusal", array_like=True, frozen=True):
     term: int
 
 
+class Leaving(msgspec.Struct, tag="leaving", array_like=True, frozen=True):
+    """The follower ends in order, so that nothing has to wait for it.
+
+    A leader of an older release closes the connection, and waits as for a follower that dies.
+    """
+
+    session: int
+    term: int
+
+
 class Continue(msgspec.Struct, tag="continue", array_like=True, frozen=True):
     """The operations after the follower's position come next. The term began after `base`."""
 
@@ -171,7 +181,7 @@ class Ping(msgspec.Struct, tag="ping", array_like=True, frozen=True):
     confirmed: int
 
 
-FromFollower = Hello | Ack | Refusal
+FromFollower = Hello | Ack | Refusal | Leaving
 FromLeader = Continue | Compare | Ping
 
 
@@ -373,14 +383,21 @@ class Leader:
             ]
         return effects + self._act(now)
 
-    def heard(self, node: str, message: Ack | Refusal, now: float) -> Effects:
+    def heard(self, node: str, message: Ack | Refusal | Leaving, now: float) -> Effects:
         peer = self.peers.get(node)
         if peer is None or peer.session != message.session:
             return []
         if message.term > self.term:
             return self._step_down(f"{node} knows of term {message.term}")
-        if not isinstance(message, Ack) or message.term != self.term:
+        if isinstance(message, Refusal) or message.term != self.term:
             return []
+        if isinstance(message, Leaving):
+            self._forget(peer)
+            # With too few left nothing is confirmed, and it may be back soon. When all nodes end,
+            # those that are left in the set are the ones that may lead at the next start.
+            if self.are_enough(without=1 + len(self._late)):
+                self._late |= {node} & self.record.in_sync.keys()
+            return self._act(now)
         peer.heard_at = now
         peer.acked = max(peer.acked, message.number)
         if (
@@ -917,6 +934,13 @@ class Follower:
         """Take that an operation could not be applied, so that the position is not known."""
         self.position, self._synced = None, -1
         return self._end_session(why)
+
+    def leave(self) -> Effects:
+        """Tell the leader that this process ends. The caller does not connect any more."""
+        if not self._peer:
+            return []
+        leaving = Send(self._peer, Leaving(self._session, self._known_term()))
+        return [leaving, *self._end_session("this process ends")]
 
     def promise(self, term: int) -> Effects:
         """Listen to no leader of a lower term any more, because this copy is to be elected.

@@ -200,8 +200,14 @@ class Seat:
     def stop(self) -> None:
         """End, with connections and threads. The disk is as after a crash."""
         if self._loop is not None and self._playing is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._playing.cancel)
+            asyncio.run_coroutine_threadsafe(self._end(self._playing), self._loop)
             self._thread.join(STOP_S_MAX)
+
+    async def _end(self, playing: asyncio.Task[str]) -> None:
+        """Take leave of the leader, if this node follows, and end."""
+        if self._follower is not None:
+            await self._follower.leave()
+        playing.cancel()
 
     def is_deposed(self, error: BaseException | None) -> bool:
         """Return whether an error of the shard says that this node leads no more."""

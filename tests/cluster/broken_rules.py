@@ -54,6 +54,13 @@ class ShrinksByItself(Leader):
         return set(proposed.in_sync) - {self.node}
 
 
+class LetsGoByItself(Leader):
+    """Confirms without a member that ends in order before etcd has agreed."""
+
+    def members(self) -> set[str]:
+        return super().members() - self._late
+
+
 class TakesTails(Leader):
     """Lets a follower go on that has operations which this leader never had."""
 
@@ -207,6 +214,7 @@ BROKEN: tuple[Any, ...] = (
     WholeByAnySync,
     ListensToAnyTerm,
     ShrinksByItself,
+    LetsGoByItself,
     MergesTails,
     KeepsItsTail,
     StandsOutsideTheSet,

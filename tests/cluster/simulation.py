@@ -778,6 +778,12 @@ class World:
 
             self.after(0.2, 2.0, self.in_life(node, take_back))
 
+    def fault_leave(self, node: Node) -> None:
+        """End a follower in order. It comes back soon."""
+        if isinstance(node.role, Follower) and not node.is_frozen:
+            self.act(node, node.role.leave())
+            self.after(0.0, 0.1, self.in_life(node, lambda: self.fault_kill(node)))
+
     def all_over(self) -> None:
         self.say("all faults are over")
         self.no_way.clear()

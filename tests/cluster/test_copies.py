@@ -389,6 +389,27 @@ async def test_a_hand_over_loses_nothing_and_needs_no_comparison_of_the_heir(
     await world.in_sync("a", "b")
 
 
+async def test_a_change_does_not_wait_for_a_follower_that_has_ended_in_order(
+    tmp_path: Path,
+) -> None:
+    world = CopiesWorld(msgspec.structs.replace(SETTINGS, lag_s=2 * PATIENCE_S))
+    try:
+        a, b, c = await begun(world, tmp_path, "abc")
+        (await world.leader()).copies_are(3)
+        kept = await Kept(await world.leader(), a).load()
+        assert c.follower is not None
+        await c.follower.leave()
+        await c.kill()
+        async with asyncio.timeout(PATIENCE_S):
+            await kept.write(VhostPut("/"))
+        await world.in_sync("a", "b")
+        c.start()
+        await world.in_sync("a", "b", "c")
+        assert b.follower is not None and "/" in found(c).vhosts
+    finally:
+        await world.close()
+
+
 async def test_a_follower_that_waits_for_the_former_leader_reaches_the_next_one_at_once(
     tmp_path: Path,
 ) -> None:

@@ -18,6 +18,7 @@ from shardmq.cluster.rules import (
     Keep,
     Lead,
     Leader,
+    Leaving,
     Position,
     Propose,
     Read,
@@ -139,6 +140,43 @@ def test_a_member_whose_disk_hangs_leaves_although_it_answers_pings() -> None:
     assert leader.greeted(hello(session=2, position=Position(3, 1)), Position(2, 0), 1, 5.2)
     leader.swapped(11, 5.3)
     assert "b" not in leader.record.in_sync
+
+
+def test_nothing_waits_for_members_that_end_in_order_if_enough_are_left() -> None:
+    leader = leading("a", "b", "c", settings=Settings(min_in_sync=2))
+    for node in "bc":
+        held = Held("s", f"copy-{node}", True, False, 3)
+        leader.greeted(hello(node, held=held), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    leader.sync_done(1)
+    assert leader.heard("b", Leaving(2, 3), 0.1) == [], "of another session"
+    assert leader.heard("b", Leaving(1, 3), 0.1) == [Propose(record("a", "c"), 10)]
+    assert leader.heard("c", Ack(1, 3, 1), 0.2) == [], "b is a member until etcd has agreed"
+    assert leader.swapped(11, 0.3) == [Confirm(1)]
+    assert leader.heard("c", Leaving(1, 3), 0.4) == [], "too few would be left"
+    assert ticked(leader, 0.4, 5.1) == []
+    assert ticked(leader, 5.1, 5.4) == [Propose(record("a"), 11)]
+
+
+def test_of_two_members_that_end_at_once_one_stays_if_enough_are_to_be_left() -> None:
+    leader = leading("a", "b", "c", settings=Settings(min_in_sync=2))
+    for node in "bc":
+        held = Held("s", f"copy-{node}", True, False, 3)
+        leader.greeted(hello(node, held=held), Position(2, 0), 0, 0.0)
+    assert leader.heard("b", Leaving(1, 3), 0.1) == [Propose(record("a", "c"), 10)]
+    assert leader.heard("c", Leaving(1, 3), 0.1) == []
+    assert leader.swapped(Swap.REFUSED, 0.2) == [Read()]
+    assert leader.recorded(leader.record, 10, 0.3) == [Propose(record("a", "c"), 10)]
+
+
+def test_a_follower_that_ends_says_so_once() -> None:
+    follower = following(Held("s", "copy-b", True, False, 3))
+    assert follower.leave() == [], "there is no session"
+    (sent,) = follower.connected(0.0)
+    assert isinstance(sent, Send)
+    leaving, cut = follower.leave()
+    assert leaving == Send("a", Leaving(sent.message.session, 3)) and isinstance(cut, Cut)
+    assert follower.leave() == []
 
 
 def test_a_follower_joins_when_it_has_all_that_was_confirmed() -> None:

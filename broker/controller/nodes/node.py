@@ -175,6 +175,8 @@ class Node:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._leader is not None and not working.done():
                 await working  # it has been told, and drains
+            elif self._follower is not None and stopping.done():
+                await self._follower.leave()
             if watching.done():
                 watching.result()
             return working.result() if working.done() else 0
