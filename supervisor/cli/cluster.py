@@ -12,8 +12,8 @@ from shardmq.supervisor.cli.command import bound
 from shardmq.supervisor.cli.demo import demo
 
 COLUMNS = [
-    "name", "running", "is_leader", "shards", "in_sync_shards", "processors", "mem_used",
-    "disk_free", "sockets_used", "version", "alarms", "uptime",
+    "name", "running", "is_leader", "being_drained", "shards", "in_sync_shards", "processors",
+    "mem_used", "disk_free", "sockets_used", "version", "alarms", "uptime",
 ]  # fmt: skip
 
 SHARD_COLUMNS = [

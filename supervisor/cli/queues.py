@@ -359,11 +359,12 @@ def move_queue(
     within 0.7 s comes again, marked as redelivered.
     """
     body = {"shard": int(place)} if place.isdecimal() else {"node": place}
-    api.post("queues", vhost, queue, "relocation", body=body)
+    thing = f"queue '{queue}' in vhost '{vhost}'"
+    api.post("queues", vhost, queue, "relocation", body=body, thing=thing)
     if not wait:
         return
     said = ""
-    while (moving := api.get("queues", vhost, queue).get("moving")) is not None:
+    while (moving := api.get("queues", vhost, queue, thing=thing).get("moving")) is not None:
         now = moving["waits_for"] or (
             f"{moving['messages_moved']} messages moved"
             if moving["messages_left"] is None
@@ -377,7 +378,8 @@ def move_queue(
 
 def call_off_move(api: Api, queue: Queue, vhost: Vhost = "/") -> None:
     """Call off a move of which no message has been moved yet."""
-    api.delete("queues", vhost, queue, "relocation")
+    path = ("queues", vhost, queue, "relocation")
+    api.delete(*path, thing=f"queue '{queue}' in vhost '{vhost}'")
 
 
 def listed(api: Api, kind: str, vhost: str | None, columns: list[str]) -> Rows:

@@ -351,6 +351,7 @@ def test_each_node_shows_its_own_figures(cluster: RealCluster, name: str) -> Non
     assert [line.split("\t")[:2] for line in words] == [
         [f"shardmq@node-{index}", "true"] for index in range(3)
     ]
+    assert [line.split("\t")[3] for line in words] == ["false"] * 3, "none is being drained"
 
 
 def refusal(

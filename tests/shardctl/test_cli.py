@@ -598,6 +598,8 @@ def test_queues_change_their_nodes_by_command(
             "for node 'x': the cluster of shardmq@n, shardmq@m has no such node yet",
         ),
         (["cluster", "drain", "nosuch"], None, 1, "node 'nosuch' does not exist"),
+        (["move_queue", "nope", "n"], None, 1, "queue 'nope' in vhost '/' does not exist"),
+        (["call_off_move", "nope"], None, 1, "queue 'nope' in vhost '/' does not exist"),
     ):
         api.asked.clear()
         code, output = run(*command, "--url", api.url)
