@@ -28,6 +28,7 @@ from shardmq.cluster.pairs import (
 RENEWALS: Final = 3  # in a time to live
 FIRST_WAIT_S: Final = 0.1
 LONGEST_WAIT_S: Final = 2.0
+ENDED: Final = "the node has ended it"
 LAPSED: Final = "no renewal was answered within its time to live"
 
 
@@ -138,7 +139,7 @@ class Lease:
 
         Raises EtcdAway, EtcdRefused: the lease then ends when its time to live is over.
         """
-        self._lose("the node has ended it")
+        self._lose(ENDED)
         lease, self._lease = self._lease, 0
         if lease:
             await self._etcd.revoke(lease)

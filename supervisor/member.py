@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from shardmq.cluster.lease import Barred, Lease
+from shardmq.cluster.lease import ENDED, Barred, Lease
 from shardmq.cluster.membership import (
     Claims,
     NoPlace,
@@ -410,7 +410,9 @@ class Member:
 
 
 def _lease_changed(lease: Lease) -> None:
-    if lease.lost:
+    if lease.lost == ENDED:
+        log.info("this node has left the cluster until its next start")
+    elif lease.lost:
         log.error("the cluster does not hear of this node: %s", lease.lost or lease.trouble)
     else:
         log.info("the cluster hears of this node")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 
 from shardmq.broker.controller.config import Cluster as ClusterOfController
-from shardmq.cluster.lease import Barred
+from shardmq.cluster.lease import ENDED, LAPSED, Barred
 from shardmq.cluster.membership import Origin, Part, Place, Refused, write_place
 from shardmq.cluster.pairs import EtcdAway
 from shardmq.cluster.secret import keys_of
@@ -39,6 +40,20 @@ def announced(tmp_path: Path, holds: Any) -> Iterator[list[asyncio.Task[None]]]:
         yield ended
         assert member._holding is not None
         member._holding.cancel()
+
+
+@pytest.mark.parametrize(
+    ("lost", "level"),
+    [(ENDED, logging.INFO), (LAPSED, logging.ERROR)],
+    ids=["in order", "by a silent etcd"],
+)
+def test_the_end_of_a_lease_is_an_error_unless_the_node_stops(
+    caplog: pytest.LogCaptureFixture, lost: str, level: int
+) -> None:
+    lease: Any = SimpleNamespace(lost=lost, trouble="")
+    with caplog.at_level(logging.INFO):
+        members._lease_changed(lease)
+    assert [record.levelno for record in caplog.records] == [level]
 
 
 class Probe(socket.socket):
