@@ -7,13 +7,16 @@ from typing import Any
 
 from shardmq.cluster import rules
 from shardmq.cluster.rules import (
+    Ack,
     Effects,
     Follower,
     Leader,
+    Leaving,
     Peer,
     PeerState,
     Position,
     Record,
+    Refusal,
     Send,
 )
 from tests.cluster.simulation import Node, Operation, World
@@ -57,8 +60,38 @@ class ShrinksByItself(Leader):
 class LetsGoByItself(Leader):
     """Confirms without a member that ends in order before etcd has agreed."""
 
+    gone: frozenset[str] = frozenset()
+
+    def heard(self, node: str, message: Ack | Refusal | Leaving, now: float) -> Effects:
+        peer = self.peers.get(node)
+        if isinstance(message, Leaving) and peer is not None and peer.session == message.session:
+            self.gone |= {node}
+        return super().heard(node, message, now)
+
     def members(self) -> set[str]:
-        return super().members() - self._late
+        return super().members() - self.gone
+
+    def _adopt(self, record: Record, revision: int, now: float) -> None:
+        super()._adopt(record, revision, now)
+        self.gone &= record.in_sync.keys()
+
+
+class TakesLeavingForAnAnswer(Leader):
+    """Counts a member that ends in order as one that has all, until etcd has agreed."""
+
+    _is_leaving = False
+
+    def heard(self, node: str, message: Ack | Refusal | Leaving, now: float) -> Effects:
+        self._is_leaving = isinstance(message, Leaving)
+        effects = super().heard(node, message, now)
+        self._is_leaving = False
+        return effects
+
+    def _forget(self, peer: Peer) -> None:
+        if self._is_leaving:
+            peer.state, peer.acked = PeerState.STREAMING, self._last_sync
+        else:
+            super()._forget(peer)
 
 
 class TakesTails(Leader):
@@ -215,6 +248,7 @@ BROKEN: tuple[Any, ...] = (
     ListensToAnyTerm,
     ShrinksByItself,
     LetsGoByItself,
+    TakesLeavingForAnAnswer,
     MergesTails,
     KeepsItsTail,
     StandsOutsideTheSet,

@@ -220,12 +220,13 @@ class World:
                 self.hang_up(node, wire)
 
     def hang_up(self, node: Node, wire: Wire) -> None:
-        """Close one end; the other one notices, unless the way is cut."""
+        """Close one end; the other one notices behind what was sent, unless the way is cut."""
         other = self.nodes[wire.leader if node.name == wire.follower else wire.follower]
         wire.broken.add(node.name)
         if (node.name, other.name) in self.no_way or other.name in wire.broken:
             return
-        self.after(0.001, 0.02, self.in_life(other, lambda: self.hung_up(other, wire)))
+        notices = max(wire.last_at[other.name], self.now + 0.001 + 0.019 * self.random.random())
+        self.at(notices, self.in_life(other, lambda: self.hung_up(other, wire)))
 
     def hung_up(self, node: Node, wire: Wire) -> None:
         wire.broken.add(node.name)
