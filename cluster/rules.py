@@ -393,10 +393,12 @@ class Leader:
             return []
         if isinstance(message, Leaving):
             self._forget(peer)
+            late = self._late | {node} & self.members()
+            left = min(len(each.in_sync.keys() - late) for each in (self.record, *self._possible))
             # With too few left nothing is confirmed, and it may be back soon. When all nodes end,
-            # those that are left in the set are the ones that may lead at the next start.
-            if self.are_enough(without=1 + len(self._late)):
-                self._late |= {node} & self.record.in_sync.keys()
+            # those that are left may lead at the next start, so half of the copies stay.
+            if left >= max(self._min_in_sync, (self._copies + 1) // 2):
+                self._late = late
             return self._act(now)
         peer.heard_at = now
         peer.acked = max(peer.acked, message.number)
@@ -597,7 +599,8 @@ class Leader:
     def _successor(self, now: float) -> Record | None:
         """Return a record in which another node leads, if this one has to give its place away.
 
-        This node leaves the set: its process ends, and the heir must not wait for the next one.
+        This node leaves the set: its process ends, and the heir must not wait for the next one. If
+        the heir could confirm nothing without it, it stays, and may lead at the next start.
         """
         stalled = any(now - begun > self._settings.disk_stall_s for begun in self._local.values())
         if not stalled and not self._hands_over_to:
@@ -613,7 +616,8 @@ class Leader:
             return None
         heir = max(fit, key=lambda peer: (peer.acked, peer.node))
         in_sync = dict(self.record.in_sync)
-        del in_sync[self.node]
+        if stalled or self.are_enough(without=1):
+            del in_sync[self.node]
         return Record(self.term + 1, heir.node, heir.life, self.record.store, in_sync)
 
     def _is_to_leave(self, node: str, now: float) -> bool:

@@ -169,6 +169,37 @@ def test_of_two_members_that_end_at_once_one_stays_if_enough_are_to_be_left() ->
     assert leader.recorded(leader.record, 10, 0.3) == [Propose(record("a", "c"), 10)]
 
 
+@pytest.mark.parametrize(
+    ("in_sync", "copies", "may"),
+    [
+        pytest.param("abc", 3, True, id="two of three are left"),
+        pytest.param("ab", 3, False, id="one of three would be left"),
+        pytest.param("ab", 2, True, id="one of two is left"),
+        pytest.param("abc", 5, False, id="two of five would be left"),
+    ],
+)
+def test_half_of_the_copies_stay_when_nodes_end_in_order(
+    in_sync: str, copies: int, *, may: bool
+) -> None:
+    leader = leading(*in_sync, settings=Settings(min_in_sync=1))
+    leader.copies_are(copies, 0.0)
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    left = record(*in_sync.replace("b", ""))
+    assert leader.heard("b", Leaving(1, 3), 0.1) == ([Propose(left, 10)] if may else [])
+
+
+def test_a_follower_that_ends_while_it_is_put_into_the_set_is_taken_out_again() -> None:
+    leader = leading("a", "b", settings=Settings(min_in_sync=2))
+    leader.copies_are(3, 0.0)
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    held = Held("s", "copy-c", True, False, 3)
+    joined = Propose(record("a", "b", "c"), 10)
+    assert joined not in leader.greeted(hello("c", held=held), Position(2, 0), 0, 0.0)
+    assert joined in leader.heard("c", Ack(1, 3, 0), 0.1)
+    assert leader.heard("c", Leaving(1, 3), 0.2) == []
+    assert leader.swapped(11, 0.3) == [Propose(record("a", "b"), 11)]
+
+
 def test_a_follower_that_ends_says_so_once() -> None:
     follower = following(Held("s", "copy-b", True, False, 3))
     assert follower.leave() == [], "there is no session"
@@ -260,6 +291,14 @@ def test_a_hand_over_waits_until_the_heir_has_all() -> None:
     heir = record("b", term=4, leader="b")  # it must not wait for the next process of this node
     assert leader.heard("b", Ack(1, 3, 1), 0.2) == [Propose(heir, 10), Confirm(1)]
     assert leader.swapped(11, 0.3) == [StepDown("b leads in term 4")]
+
+
+def test_a_leader_stays_in_the_set_if_its_heir_could_confirm_nothing_without_it() -> None:
+    leader = leading("a", "b", settings=Settings(min_in_sync=2))
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    leader.heard("b", Ack(1, 3, 0), 0.1)
+    heir = record("a", "b", term=4, leader="b")
+    assert leader.hand_over("b", 0.2) == [Propose(heir, 10)]
 
 
 def test_a_leader_says_what_a_confirm_waits_for() -> None:

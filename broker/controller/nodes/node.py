@@ -208,6 +208,8 @@ class Node:
             is_other = record.leader != self._cluster.node
             if is_other and nodes.address(record.leader) is None:
                 self._follower.leader_gone(record.term)
+        if self._copies is not None:
+            self._copies.copies_are(len(nodes.members))
         if self._leader is not None:
             in_sync = [] if record is None else record.in_sync
             shards = nodes.shards()
@@ -351,6 +353,7 @@ class Node:
             is_of_definitions,
             self._times,
         )
+        copies.copies_are(len(self._nodes.members))
         ends = asyncio.Event()
         leading = asyncio.create_task(copies.run())
         ending = asyncio.create_task(self._stop.wait())
