@@ -283,6 +283,10 @@ async def open_stream(
             await asking.answered
     except ssl.SSLError as error:
         raise NoStream(f"it has another secret, or is no node ({error.reason})") from None
+    except asyncio.CancelledError:
+        if asking is not None:
+            asking.connection_lost(None)
+        raise
     except TimeoutError:
         if asking is not None:
             asking.connection_lost(None)

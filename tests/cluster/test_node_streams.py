@@ -104,6 +104,31 @@ class Leader:
         server.close()
 
 
+async def test_an_opening_that_is_given_up_leaves_no_connection() -> None:
+    asked, over = asyncio.Event(), asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        asked.set()
+        with contextlib.suppress(OSError):
+            await reader.read()
+        over.set()
+        writer.close()
+
+    tls = tls_context(KEYS, server=True)
+    async with await asyncio.start_server(listen, "127.0.0.1", 0, ssl=tls) as server:
+        address = server.sockets[0].getsockname()[:2]
+        asking = asyncio.create_task(
+            open_stream(address, tls_context(KEYS, server=False), opening(), Collected())
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            await asked.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await over.wait()
+
+
 async def test_a_service_gets_the_bytes_behind_the_opening_and_sees_the_client() -> None:
     leader, here = Leader(echoes=True), Collected()
     async with leader.listening() as address:
