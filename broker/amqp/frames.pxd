@@ -39,4 +39,5 @@ cdef class Incoming:
     cdef public uint32_t channels_max, opened
 
     cdef bint has_unread(self)
+    cdef size_t open_channels(self) noexcept
     cdef bytes answer_channel(self, const uint8_t *data, size_t size, size_t *taken)

@@ -74,6 +74,10 @@ cdef enum:
     # letters. The last of these is a digit that is odd if the trace is sampled.
     CONTEXT_NAME_BYTES = 12
     CONTEXT_BYTES = 55
+    # States of channels (states.py) that do not count.
+    CLOSED = 0
+    CLOSING = 4
+    CLOSED_BY_CLIENT = 5
     UNTOLD = 128 | 1        # an open channel of which the caller of the library has not been told
     # A larger publish is not waited for in one piece: its frames are taken as they come.
     WHOLE_BYTES_MAX = 65536
@@ -467,6 +471,15 @@ cdef class Incoming:
         """Return whether something was read before and is not parsed."""
         return self.part is not None or self.next is not None or self.at < <size_t>len(self.buffer)
 
+    cdef size_t open_channels(self) noexcept:
+        """Return how many channels count for `channels_max` (_make_room in connection.py)."""
+        cdef const uint8_t *states = <const uint8_t *> PyByteArray_AS_STRING(self.channels)
+        cdef Py_ssize_t at
+        cdef size_t count = 0
+        for at in range(PyByteArray_GET_SIZE(self.channels)):
+            count += states[at] not in (CLOSED, CLOSING, CLOSED_BY_CLIENT)
+        return count
+
     cdef bytes answer_channel(self, const uint8_t *data, size_t size, size_t *taken):
         """Answer a channel.open or channel.close if nobody uses the channel.
 
@@ -502,7 +515,7 @@ cdef class Incoming:
                 return None
         channels = PyByteArray_GET_SIZE(self.channels)
         if ids == CHANNEL_OPEN_IDS:
-            if channels > self.channels_max:  # some may have to be counted
+            if channels > self.channels_max and self.open_channels() >= self.channels_max:
                 return None
             if channel >= channels:
                 PyByteArray_Resize(self.channels, channel + 1)

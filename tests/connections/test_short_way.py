@@ -21,7 +21,7 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import DeliveryWriter
 from tests.amqp.bytes_of import method, publish
-from tests.connections.door_play import PLACES, SHARDS, Door
+from tests.connections.door_play import OPENING, PLACES, SHARDS, Door
 from tests.support.readable import is_readable
 
 pytestmark = pytest.mark.usefixtures("one_second")
@@ -618,6 +618,37 @@ async def test_a_socket_of_the_kernel_is_read_and_written_the_same_way(seed: int
     real.aio.readers[client.fd]()
     assert client.lost, "the client has closed"
     near.close()
+
+
+@pytest.mark.parametrize("channels_max", [1, 2, 3])
+async def test_channels_are_counted_the_same_both_ways(channels_max: int) -> None:
+    refused = 0
+    for seed in range(40):
+        print(f"seed {seed}")
+        rng = random.Random(seed)
+        doors = [Door(short=short) for short in (False, True)]
+        tune = commands.Connection.TuneOk(channels_max, 131072, 60)
+        opening = *OPENING[:2], method(0, tune) + method(0, commands.Connection.Open("/"))
+        for door in doors:
+            door.enter(opening)
+        here: set[int] = set()
+        for _ in range(30):
+            number = rng.randint(1, 4)
+            if number in here:
+                said = method(number, commands.Channel.Close(200, "", 0, 0))
+            else:
+                said = method(number, commands.Channel.Open())
+            here ^= {number}
+            if rng.random() < 0.2:
+                said += method(number, commands.Basic.Qos(prefetch_count=1))
+            for door in doors:
+                door.read(0, said)
+                door.run()
+            one, other = (door.seen() for door in doors)
+            assert one["written"] == other["written"] and one["counts"] == other["counts"]
+            assert one["channels"] == other["channels"]
+            refused += b"has reached the negotiated" in one["written"][0][0]
+    assert refused > 3
 
 
 @pytest.mark.parametrize("through_kernel", [False, True])
