@@ -18,6 +18,12 @@ cdef uint32_t find_publishes(
 ) noexcept nogil
 
 
+cdef list find_binds(
+    const uint8_t *base, size_t *position, size_t end, const uint8_t *states, size_t states_len,
+    uint32_t *number, bint *without_answer
+)
+
+
 cdef bint has_context(const uint8_t *p, size_t size) noexcept nogil
 
 

@@ -607,28 +607,28 @@ cdef object text_again(const uint8_t *p, object text, const uint8_t **bytes, Py_
     bytes[0], size[0] = p + 1, p[0]
     return PyUnicode_DecodeUTF8(<const char *>(p + 1), p[0], NULL)
 
-def binds(
-    const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None
+cdef list find_binds(
+    const uint8_t *base, size_t *position, size_t end, const uint8_t *states, size_t states_len,
+    uint32_t *number, bint *without_answer
 ):
-    """Find a run of queue.bind frames from `at` on.
+    """Find a run of queue.bind frames from `position` on, and set that behind them.
 
-    Return (position, channel, (exchange, queue, key) of each, nowait). The frames are whole, of one
-    channel, without arguments and alike in nowait; there are at most BINDS_MAX. A frame whose names
-    are no UTF-8 ends the run. `states` is as in scan.
+    Return (exchange, queue, key) of each, and set `number` to their channel and `without_answer`
+    to their nowait. The frames are whole, of one channel, without arguments and alike in nowait;
+    there are at most BINDS_MAX. A frame whose names are no UTF-8 ends the run. `states` is as in
+    scan.
     """
     cdef const uint8_t *p
     cdef const uint8_t *last_queue = NULL
     cdef const uint8_t *last_exchange = NULL
     cdef Py_ssize_t queue_len = 0, exchange_len = 0
-    cdef size_t size, exchange_at, key_at, behind
+    cdef size_t at = position[0], size, exchange_at, key_at, behind
     cdef uint32_t channel = 0
     cdef int nowait = 0
     cdef list found = []
     cdef object queue = None, exchange = None, key
-    if end > <size_t>data.shape[0] or at > end:
-        raise ValueError("outside of the buffer")
     while end - at >= BIND_BYTES_MIN and len(found) < BINDS_MAX:
-        p = &data[at]
+        p = base + at
         size = <size_t>get32(p + 3) + 8
         if (
             p[0] != 1
@@ -646,7 +646,7 @@ def binds(
         if found:
             if get16(p + 1) != channel or (p[behind] & 1) != nowait:
                 break
-        elif get16(p + 1) >= <size_t>states.shape[0] or states[get16(p + 1)] != C_OPEN:
+        elif get16(p + 1) >= states_len or states[get16(p + 1)] != C_OPEN:
             break
         try:
             queue = text_again(p + 13, queue, &last_queue, &queue_len)
@@ -657,6 +657,25 @@ def binds(
         channel, nowait = get16(p + 1), p[behind] & 1
         found.append((exchange, queue, key))
         at += size
+    position[0], number[0], without_answer[0] = at, channel, nowait
+    return found
+
+
+def binds(
+    const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None
+):
+    """Find a run of queue.bind frames from `at` on (find_binds).
+
+    Return (position, channel, (exchange, queue, key) of each, nowait).
+    """
+    cdef uint32_t channel = 0
+    cdef bint nowait = False
+    cdef list found
+    if end > <size_t>data.shape[0] or at > end:
+        raise ValueError("outside of the buffer")
+    if at == end or not states.shape[0]:
+        return at, 0, [], False
+    found = find_binds(&data[0], &at, end, &states[0], states.shape[0], &channel, &nowait)
     return at, channel, found, bool(nowait)
 
 # -- properties put in -----------------------------------------------------------------------------

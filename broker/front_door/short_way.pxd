@@ -44,7 +44,7 @@ cdef class Inlet:
     cdef set waiting
     cdef Routes routes
     cdef str vhost
-    cdef object failed
+    cdef object binds, failed
     cdef size_t taken  # of the read: where the first frame begins that is not taken
     cdef readonly uint64_t things, fed
     cdef public bint published
@@ -58,6 +58,7 @@ cdef class Inlet:
         self, PublishingState channel, ConfirmsState confirms, Row *rows, size_t count
     ) except -1
     cdef bint answer_channel(self, const uint8_t *base, size_t *position, size_t end) except -1
+    cdef bint bind(self, const uint8_t *base, size_t *position, size_t end) except -1
     cdef bint settle(self, const uint8_t *base, size_t *position, size_t end) except -1
     cdef bint settle_range(self, UnackedState unacked, uint64_t first, uint64_t last) except -1
     cdef bint settle_through(self, UnackedState unacked, uint64_t tag) except -1

@@ -46,6 +46,7 @@ class ShortWay:
         channels: Any,
         waiting: Any,
         cache: Any,
+        bind: Callable[[Any, list[tuple[str, str, str]]], bool],
         failed: Callable[[BaseException], None],
     ) -> Inlet: ...
 

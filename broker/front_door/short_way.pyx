@@ -10,12 +10,13 @@ read to the batches of the shards, and from a message of a shard to frames.
 likely to be small, and `Inlet.take` is given the bytes of other reads. Both pack publishes if their
 channel is open and not transactional, and the packer knows where they go. They settle acks (single
 and multiple) of deliveries that are outstanding, unless the channel has a limit. They drop
-heartbeats. `Outlet` is given a DELIVER of a shard. It makes the frames for a consumer that has been
-announced and needs no offsets, no counts of earlier deliveries, and whose vhost is not traced. Of a
-consumer of a virtual queue the messages and acks go the short way, and so does the credit that acks
-free, if the shard that used the last of it has the turn. Python divides all other credit. Publishes
-and deliveries of sampled traces (publish/spans.py) are Python's. From the ring of a shard an Outlet
-also takes confirms of whole batches and room for publishes.
+heartbeats, and answer channels that nobody uses and binds that need not wait. `Outlet` is given a
+DELIVER of a shard. It makes the frames for a consumer that has been announced and needs no offsets,
+no counts of earlier deliveries, and whose vhost is not traced. Of a consumer of a virtual queue the
+messages and acks go the short way, and so does the credit that acks free, if the shard that used
+the last of it has the turn. Python divides all other credit. Publishes and deliveries of sampled
+traces (publish/spans.py) are Python's. From the ring of a shard an Outlet also takes confirms of
+whole batches and room for publishes.
 
 **What is not plain** is left alone. An inlet stops before the first frame that is not plain, at
 once, and has changed nothing for this frame; the caller gives the bytes from there on to the AMQP
@@ -50,7 +51,7 @@ from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 from shardmq.broker.amqp.contents cimport deliveries_of
 from shardmq.broker.amqp.frames cimport (
-    STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes, has_context,
+    STOPPED_FULL, STOPPED_SETTLE, Incoming, find_binds, find_publishes, has_context,
 )
 from shardmq.broker.amqp.octets cimport Row, get16, get32, get64
 from shardmq.broker.front_door.hot_state cimport (
@@ -81,6 +82,9 @@ cdef enum:
     HEARTBEAT_BYTES = 8
     ACK_BYTES = 21
     BASIC_ACK = 60 << 16 | 80
+    QUEUE_BIND = 50 << 16 | 20
+    BIND_BYTES_MIN = 22  # of the frame if its three names are empty
+    BIND_OK_BYTES = 12
     # Bytes of a publish before its line: the head of the frame, class, method and ticket.
     BEFORE_LINE = 13
     # A read of at least this much is Python's: it is worth a pass of its own.
@@ -106,6 +110,8 @@ cdef enum:
 
 
 cdef int64_t C_NO_HURRY = NO_HURRY
+# The frame of queue.bind-ok; its second and third byte are the number of the channel.
+cdef const char *BIND_OK = b"\1\0\0\0\0\0\4\0\x32\0\x15\xce"
 
 
 cdef inline uint64_t now_ms() noexcept nogil:
@@ -208,12 +214,13 @@ cdef class ShortWay:
                 settles.fall_due()
             del self.freed[limit]
 
-    def inlet(self, socket, channels, waiting, cache, failed):
+    def inlet(self, socket, channels, waiting, cache, bind, failed):
         """Return the short way of a connection that is open.
 
         `socket` is its ClientSocket, `channels` its channels by number, `waiting` those with work
-        that is not done, `cache` the RouteCache of its user. `failed` ends the connection for an
-        error of ours, which it is given.
+        that is not done, `cache` the RouteCache of its user. `bind` puts binds of a channel in
+        force that need not wait for an answer, and returns whether it did. `failed` ends the
+        connection for an error of ours, which it is given.
         """
         cdef Inlet made = Inlet.__new__(Inlet)
         made.way = self
@@ -224,6 +231,7 @@ cdef class ShortWay:
         made.waiting = waiting
         made.routes = cache.routes
         made.vhost = cache.vhost
+        made.binds = bind
         made.failed = failed
         return made
 
@@ -353,7 +361,8 @@ cdef class Inlet:
             elif why == STOPPED_SETTLE:
                 if not self.settle(base, &self.taken, end):
                     break
-            elif not self.answer_channel(base, &self.taken, end):
+            elif not self.answer_channel(base, &self.taken, end) \
+                    and not self.bind(base, &self.taken, end):
                 break
         return 0
 
@@ -375,6 +384,39 @@ cdef class Inlet:
         self.amqp.opened = 0
         socket.output.add(answer)
         socket.mark_dirty()
+        return True
+
+    cdef bint bind(self, const uint8_t *base, size_t *position, size_t end) except -1:
+        """Have binds put in force that need not wait for an answer, and answer them.
+
+        Return whether there are some at `position`.
+        """
+        cdef SocketState socket = self.socket
+        cdef Incoming amqp = self.amqp
+        cdef PublishingState channel
+        cdef size_t at = position[0]
+        cdef uint32_t number = 0
+        cdef bint nowait = False
+        cdef list ends
+        cdef uint8_t answer[BIND_OK_BYTES]
+        if end - at < BIND_BYTES_MIN or get32(base + at + 7) != QUEUE_BIND \
+                or socket.closing or socket.lost:
+            return False
+        ends = find_binds(
+            base, &at, end, <const uint8_t *> PyByteArray_AS_STRING(amqp.channels),
+            PyByteArray_GET_SIZE(amqp.channels), &number, &nowait,
+        )
+        channel = self.channels.get(number) if ends else None
+        if channel is None or not channel.is_open or not self.binds(channel, ends):
+            return False
+        position[0] = at
+        if not nowait:
+            memcpy(answer, BIND_OK, BIND_OK_BYTES)
+            answer[1], answer[2] = number >> 8, number & 0xff
+            socket.output.add(
+                PyBytes_FromStringAndSize(<const char *> answer, BIND_OK_BYTES) * len(ends)
+            )
+            socket.mark_dirty()
         return True
 
     # -- publishes ---------------------------------------------------------------------------------

@@ -651,6 +651,86 @@ async def test_channels_are_counted_the_same_both_ways(channels_max: int) -> Non
     assert refused > 3
 
 
+class Ahead:
+    """Binds ahead that are put in force, and those that have to wait (their key says so)."""
+
+    epoch = 0
+
+    def __init__(self, line: Any) -> None:
+        self.bound: list[Any] = []
+        line.ahead, line.bind_ahead = self, self.bind
+
+    def may_bind(self, vhost: str, source: str, queue: str) -> bool:
+        return queue != "b"
+
+    def bind(self, vhost: str, ends: list[Any], owner: str, user: str) -> bool:
+        if any(key == "wait" for _, _, key in ends):
+            return False
+        self.bound.append((vhost, ends, owner, user))
+        return True
+
+    def queue_is_there(self, vhost: str, name: str) -> None: ...
+
+
+def bind_frames(rng: random.Random) -> bytes:
+    """Return binds of a channel, and now and then something else."""
+    number = 3 if rng.random() < 0.003 else rng.choice([1, 1, 1, 2])
+    if rng.random() < 0.2:
+        return b"".join(publish(number, "", "a", b"x"))
+    if rng.random() < 0.003:
+        return method(number, commands.Channel.Open())
+    source, queue = rng.choice(["direct", "logs", "fan"]), rng.choice(["a", "a", "a", "b"])
+    if rng.random() < 0.003:
+        source = "gone"
+    said = b""
+    for _ in range(rng.choice([1, 1, 1, 3])):
+        key = rng.choice(["k", "j", "wait", "\u00e9"]) if rng.random() < 0.5 else "k"
+        arguments = {"x": 1} if rng.random() < 0.05 else {}
+        nowait = rng.random() < 0.1
+        said += method(number, commands.Queue.Bind(0, queue, source, key, nowait, arguments))
+    return said
+
+
+async def test_binds_ahead_are_answered_the_same_both_ways() -> None:
+    bound = answered = 0
+    for seed in range(60):
+        print(f"seed {seed}")
+        rng = random.Random(seed)
+        doors = [Door(short=short) for short in (False, True)]
+        aheads = [Ahead(door.line) for door in doors]
+        for door in doors:
+            door.enter()
+            for number in (1, 2):
+                door.read(0, method(number, commands.Channel.Open()))
+        for _ in range(25):
+            said = b"".join(bind_frames(rng) for _ in range(rng.choice([1, 1, 4])))
+            cut = rng.choice([len(said), rng.randrange(len(said))])
+            for door in doors:
+                for piece in (said[:cut], said[cut:]):
+                    if piece:
+                        door.read(0, piece)
+                door.run()
+            for _ in range(rng.randrange(4)):
+                for door in doors:
+                    asked = door.line.asked
+                    if asked and asked[0][1].cancelled():  # its channel has ended
+                        asked.pop(0)
+                    elif asked:
+                        answered += 1
+                        door.line.answer()
+            await asyncio.sleep(0)
+            for door in doors:
+                door.run()
+            one, other = (door.seen() for door in doors)
+            assert one["written"] == other["written"] and one["counts"] == other["counts"]
+            assert one["sent"] == other["sent"] and one["channels"] == other["channels"]
+            asked = [[request for request, _ in door.line.asked] for door in doors]
+            assert asked[0] == asked[1] and aheads[0].bound == aheads[1].bound
+        bound += len(aheads[0].bound)
+        assert all(end[1] == "a" for _, ends, _, _ in aheads[0].bound for end in ends)
+    assert bound > 300 and answered > 100
+
+
 @pytest.mark.parametrize("through_kernel", [False, True])
 async def test_an_error_that_nobody_foresaw_ends_its_connection_and_no_other(
     through_kernel: bool,

@@ -429,6 +429,7 @@ class ClientConnection:
                     self.channels.by_number,
                     self.work.waiting,
                     self.route_cache,
+                    self.work.bind_at_once,
                     self.work.fail_internally,
                 )
                 self.socket.frame_bytes_max = session.frame_bytes_max

@@ -84,11 +84,11 @@ class WorkQueue:
         `size` is how many bytes the work keeps meanwhile.
         """
         if isinstance(work, METHODS) and not channel.running and not channel.work:
-            pipeline = self._pipeline(channel)
-            if isinstance(work, Binds) and pipeline.bind_at_once(work):
+            if isinstance(work, Binds) and self.bind_at_once(channel, work.ends):
                 if not work.nowait:
                     self._socket.send(channel.number, BIND_OK, len(work.ends))
                 return
+            pipeline = self._pipeline(channel)
             pipeline.receive(work)  # overlaps what it may overlap
             self.waiting.add(channel)
             if pipeline.full:
@@ -105,6 +105,14 @@ class WorkQueue:
         if not self._socket.lost and not isinstance(work, METHODS):
             self._do(channel, work)
         self._rest(channel)
+
+    def bind_at_once(self, channel: Channel, ends: list[tuple[str, str, str]]) -> bool:
+        """Put binds of a channel in force that need not wait for an answer.
+
+        Return False, and do nothing, if they have to wait, for the controller or for other work.
+        """
+        is_free = not channel.running and not channel.work
+        return is_free and self._pipeline(channel).bind_at_once(ends)
 
     def do_next(self, channel: Channel, work: Callable[[], None]) -> None:
         """Do work before all that is queued, behind what the channel waits for."""

@@ -139,8 +139,9 @@ class Listener(Protocol):
 class CatalogLink:
     """The copy of the catalog, and the line to the controller that keeps it in step.
 
-    `catalog` is replaced by a snapshot: look it up here each time, do not keep it. `up` says
-    whether the controller is there and the copy is in step.
+    `catalog` is replaced by a snapshot, and gets what was bound ahead when somebody looks: look it
+    up here each time, do not keep it. `up` says whether the controller is there and the copy is in
+    step.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class CatalogLink:
         is_alone: bool = False,
     ) -> None:
         """Prepare. `is_alone` says that there is no other front door."""
-        self.catalog = Catalog()
+        self._catalog = Catalog()
         self._coming = Catalog()  # what the next snapshot completes
         self._path = path
         self._door, self._incarnation, self._pid = door, incarnation, pid
@@ -175,12 +176,19 @@ class CatalogLink:
         self.ahead: BindsAhead | None = None
         if is_alone:
             self.ahead = BindsAhead(
-                self._requests, lambda: self.catalog, self._listener.catalog_changed
+                self._requests, lambda: self._catalog, self._listener.catalog_changed
             )
         self._stream: ControlStream | None = None
         self._applied_unsaid = self._applied_planned = False
         self._controller_version = 0  # of a controller that speaks another wire version
         self._speaks = WIRE.most
+
+    @property
+    def catalog(self) -> Catalog:
+        """Return the copy of the catalog, with all that is in force here."""
+        if self.ahead is not None and self.ahead.collected:
+            self.ahead.put_in()
+        return self._catalog
 
     @property
     def up(self) -> bool:
@@ -489,7 +497,7 @@ class CatalogLink:
             part = message.changes[start : start + SLICE]
             if not TOPOLOGY.issuperset(map(type, part)):
                 self._listener.logins_change()
-            ahead = self.ahead or None
+            ahead = self.ahead
             is_known = ahead is not None and ahead.has_all(part)
             if ahead is not None:
                 ahead.decided(part)
@@ -529,8 +537,8 @@ class CatalogLink:
     def _replace(self, message: Snapshot) -> Iterator[None]:
         yield from self._take_in(message.changes)
         self._listener.logins_change()
-        self.catalog, self._coming = self._coming, Catalog()
-        self.catalog.version = message.version
+        self._catalog, self._coming = self._coming, Catalog()
+        self._catalog.version = message.version
         self._boot, self._version = message.boot, message.version
         self._has_changed(None)
         if self.ahead is not None:

@@ -48,25 +48,27 @@ class Foresight:
 
         What a sure method makes or deletes is foreseen for the methods behind it.
         """
-        session = self._session
-        if self._catalog.permissions.has_topic(session.user, session.vhost):
-            return False
         if isinstance(work, Binds):
             if len(work.ends) == 1:
-                return self._can_bind_any_key(*work.ends[0][:2])
+                return self.can_bind_any_key(*work.ends[0][:2])
             # Binds of the same exchange and queue are judged once.
             pairs = groupby(work.ends, itemgetter(0, 1))
-            return all(self._can_bind_any_key(*pair) for pair, _ in pairs)
-        return self._method_is_sure(work)
+            return all(self.can_bind_any_key(*pair) for pair, _ in pairs)
+        return not self._has_topic_rights() and self._method_is_sure(work)
 
-    def _can_bind_any_key(self, source: str, queue: str) -> bool:
+    def can_bind_any_key(self, source: str, queue: str) -> bool:
+        """Return whether binds without arguments between these two are sure."""
         return (
-            self._exists("queue", queue)
+            not self._has_topic_rights()
+            and self._exists("queue", queue)
             and self._exists("exchange", source)
             and self._takes_any_binding(source, None)
             and not checks.is_hidden_queue(queue)
             and not shards_of(self._session, self._catalog, queue)
         )
+
+    def _has_topic_rights(self) -> bool:
+        return self._catalog.permissions.has_topic(self._session.user, self._session.vhost)
 
     def _method_is_sure(self, method: base.Frame) -> bool:
         match method:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from pamqp import base, commands
 
 from shardmq.broker.amqp.events import Binds
+from shardmq.broker.front_door.links.binds_ahead import BindsAhead
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology import methods
@@ -158,6 +159,8 @@ class Pipeline:
         self._running_count = 0
         self._barrier = False  # the method that runs may fail
         self._closed = False
+        # The epoch in which binds between this exchange and this queue were found to be sure.
+        self._judged = -1, "", ""
 
     @property
     def busy(self) -> bool:
@@ -176,20 +179,33 @@ class Pipeline:
             self._waiting_count += _count(method)
             self._start()
 
-    def bind_at_once(self, binds: Binds) -> bool:
+    def bind_at_once(self, ends: list[tuple[str, str, str]]) -> bool:
         """Put binds in force that need not wait for an answer; the caller replies to the client.
 
         Return False, and do nothing, if they have to wait.
         """
-        session = self._session
-        return (
-            not self._closed
-            and not self._running
-            and not self._waiting
-            and self._controller.ahead is not None
-            and self._foresight.is_sure(binds)
-            and self._controller.bind_ahead(session.vhost, binds.ends, session.owner, session.user)
-        )
+        ahead, session = self._controller.ahead, self._session
+        if ahead is None or self._closed or self._running or self._waiting:
+            return False
+        source, queue, _ = ends[0]
+        if self._judged != (ahead.epoch, source, queue) and not self._judge(ahead, source, queue):
+            return False
+        if len(ends) > 1 and any(end[0] != source or end[1] != queue for end in ends):
+            return False
+        return self._controller.bind_ahead(session.vhost, ends, session.owner, session.user)
+
+    def _judge(self, ahead: BindsAhead, source: str, queue: str) -> bool:
+        """Return whether binds between these two are sure, and need not wait for the controller.
+
+        Clients bind one key after the other, so the answer is kept for as long as it holds.
+        """
+        if not (
+            self._foresight.can_bind_any_key(source, queue)
+            and ahead.may_bind(self._session.vhost, source, queue)
+        ):
+            return False
+        self._judged = ahead.epoch, source, queue
+        return True
 
     def close(self) -> None:
         """Forget what was not asked and send no more replies: channel or connection are gone."""
