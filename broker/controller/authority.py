@@ -127,6 +127,13 @@ def is_in_force(request: AnyAsk) -> bool:
     return type(request) is BindMany and request.in_force
 
 
+def _all_ahead(decided: list[Pending]) -> set[str]:
+    """Return the connections that asked for all of this, if all are binds ahead that are done."""
+    if not all(is_in_force(pending.request) and not pending.code for pending in decided):
+        return set()
+    return {pending.owner for pending in decided}
+
+
 def server_name() -> str:
     """Return a name for a queue that was declared without one."""
     random = secrets.token_bytes(SERVER_NAME_BYTES)
@@ -202,6 +209,8 @@ class Authority:
 
     async def caught_up(self) -> None:
         """Wait until the catalog has all that is in force at front doors."""
+        for door in self._front_doors.doors():
+            door.read_binds()
         if not self._caught_up.is_set():
             self._arrived.set()
             await self._caught_up.wait()
@@ -410,7 +419,8 @@ class Authority:
             (at_once if hears else later).append(pending)
         version = self.catalog.version
         if changes:
-            self._front_doors.hand_out(version, changes, waited=bool(later))
+            by = _all_ahead(decided)
+            self._front_doors.hand_out(version, changes, waited=bool(later), by=by)
         for pending in at_once:
             pending.one_came()
         if later:

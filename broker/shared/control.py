@@ -400,6 +400,15 @@ AnyRequest = (
 )  # fmt: skip
 
 
+def binds_pipe(door: int, incarnation: int) -> str:
+    """Return the name of the pipe by which a front door tells of binds ahead.
+
+    It lies beside the socket of the controller, from the hello of the front door until the
+    controller has opened it. It has requests of the kind Ask, as the stream has them.
+    """
+    return f"binds-{door}-{incarnation}.pipe"
+
+
 def things_asked(request: Any) -> int:
     """Return how many requests this counts for in the bounds on requests.
 
@@ -446,7 +455,7 @@ class Answer(ControlMessage, tag="answer", frozen=True):
     """Answers Ask.
 
     `code` 0 means done; else it is an AMQP reply code with RabbitMQ's text without the "NAME - " in
-    front.
+    front. `result["with"]`: the ids of other binds ahead that are answered, too.
     """
 
     id: int

@@ -658,7 +658,7 @@ class Ahead:
 
     def __init__(self, line: Any) -> None:
         self.bound: list[Any] = []
-        line.ahead, line.bind_ahead = self, self.bind
+        line.ahead = self
 
     def may_bind(self, vhost: str, source: str, queue: str) -> bool:
         return queue != "b"

@@ -9,7 +9,8 @@ import pytest
 
 from shardmq.broker.controller.peers import links
 from shardmq.broker.controller.peers.links import DoorLinks
-from shardmq.broker.shared.control import Applied, DoorHello, Outlived
+from shardmq.broker.model.changes import BindingPut
+from shardmq.broker.shared.control import Applied, Changes, DoorHello, Outlived
 from shardmq.cluster.versions import WIRE
 
 DOOR, OTHER = 0, 256
@@ -164,3 +165,29 @@ async def test_a_fault_in_what_waits_for_a_version_is_not_that_of_the_door_that_
         doors.when_in_force(1, then)
     stream.data_received(links.encode(Applied(1)))  # type: ignore[attr-defined]
     assert answered == [1] and not wire.is_over and "a fault of ours" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("doors", "owners", "is_spared"),
+    [
+        ((DOOR,), (f"{DOOR}.{INCARNATION}.1", f"{DOOR}.{INCARNATION}.2"), True),
+        ((DOOR,), (f"{DOOR}.{INCARNATION - 1}.1", f"{DOOR}.{INCARNATION}.2"), False),
+        ((DOOR,), (f"{DOOR}.{INCARNATION}1.1",), False),
+        ((DOOR,), (), False),
+        ((DOOR, OTHER), (f"{DOOR}.{INCARNATION}.1",), False),
+    ],
+    ids=["its own", "those of the process before", "another number", "of others", "two doors"],
+)
+async def test_a_front_door_is_told_of_changes_unless_it_alone_has_made_them(
+    doors: tuple[int, ...], owners: tuple[str, ...], is_spared: bool
+) -> None:
+    links_made, _ = made(*doors)
+    wires = [come(links_made, hello(door)) for door in doors]
+    for wire in wires:
+        wire.written = b""
+    change = BindingPut("/", "e", "queue", "q", "k")
+    links_made.hand_out(1, [change], waited=False, by=owners)
+    for door in links_made.doors():
+        door.flush()
+    changes = Changes(1, [] if is_spared else [change], False)
+    assert [wire.written for wire in wires] == [links.encode(changes)] * len(doors)

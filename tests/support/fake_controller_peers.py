@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from shardmq.broker.model.catalog import Catalog
@@ -27,11 +27,19 @@ class FakeDoors:
         self.hold = False
         self.closed: list[tuple[str, int, str]] = []
         self.told: list[list[AnyChange]] = []
+        self.told_by: list[set[str]] = []  # whose binds ahead they are, if of nobody else
         self._unapplied: list[AnyChange] = []
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
-    def hand_out(self, version: int, changes: list[AnyChange], waited: bool = True) -> None:
+    def hand_out(
+        self,
+        version: int,
+        changes: list[AnyChange],
+        waited: bool = True,
+        by: Collection[str] = (),
+    ) -> None:
         self.told.append(changes)
+        self.told_by.append(set(by))
         self._unapplied.extend(changes)
         if not self.hold:
             self.apply_all()
@@ -44,6 +52,11 @@ class FakeDoors:
 
     def say_together(self, say: Callable[[], None]) -> None:
         say()
+
+    def doors(self) -> list[FakeDoors]:
+        return [self]
+
+    def read_binds(self) -> None: ...
 
     def heard_by(self, owner: str) -> bool:
         return False

@@ -380,6 +380,14 @@ async def test_binds_in_force_at_the_door_share_a_batch_and_are_answered_before_
     assert world.agree()
 
 
+async def test_what_front_doors_have_told_of_is_taken_in_by_who_catches_up(world: World) -> None:
+    await world.ask(declare(durable=False))
+    seen = list[tuple[int, int]]()
+    world.doors.read_binds = lambda: bind_in_force(world, "a", seen)  # type: ignore[method-assign]
+    await world.authority.caught_up()
+    assert [b.routing_key for b in world.catalog.vhosts["/"].bindings_to("queue", "q")] == ["a"]
+
+
 async def test_who_waits_for_an_answer_does_not_wait_for_binds_in_force(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +404,29 @@ async def test_who_waits_for_an_answer_does_not_wait_for_binds_in_force(
         while len(seen) < 2:
             await asyncio.sleep(authority.IN_FORCE_WAITS_S)
     assert len(seen) == 2
+
+
+async def test_changes_are_of_binds_in_force_only_if_nothing_else_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authority, "IN_FORCE_WAITS_S", NEVER_S)
+    await world.ask(declare(durable=False))
+    seen = list[tuple[int, int]]()
+    for key in "ab":
+        bind_in_force(world, key, seen)
+    await world.authority.caught_up()
+    await turn()
+    assert world.doors.told_by[-1] == {ME} and len(world.doors.told[-1]) == 2
+    bind_in_force(world, "c", seen)
+    await world.ask(Bind("/", "amq.topic", "queue", "q", "d", {}))
+    assert world.doors.told_by[-1] == set() and len(world.doors.told[-1]) == 2
+    bind_in_force(world, "e", seen)
+    many = BindMany("/", [("amq.topic", "q", "f"), ("amq.topic", "gone", "f")], True)
+    world.authority.submit(many, ME, lambda code, text, result: seen.append((code, 0)))
+    await world.authority.caught_up()
+    await turn()
+    assert seen[-1] == (404, 0)
+    assert world.doors.told_by[-1] == set() and len(world.doors.told[-1]) == 2
 
 
 async def test_a_bind_in_force_is_kept_without_room_and_refused_without_its_queue(

@@ -14,12 +14,15 @@ import asyncio
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import msgspec
 
+from shardmq.broker.controller.peers import binds_pipe
+from shardmq.broker.controller.peers.binds_pipe import BindsPipe, together
 from shardmq.broker.model.changes import AnyChange
 from shardmq.broker.shared.control import (
     CONTROL_BYTES_MAX,
@@ -31,6 +34,7 @@ from shardmq.broker.shared.control import (
     AssignmentGivenUp,
     AssignmentOrder,
     AssignmentOrders,
+    BindMany,
     CancelConsumer,
     Changes,
     CloseConnection,
@@ -130,6 +134,7 @@ class FrontDoorLink:
     behind_since: the loop time of the oldest change not applied; 0 if there is none.
     is_relayed: whether another node relays it.
     lost: when the stream of a relayed one has ended, the timer until it counts as gone.
+    binds: the pipe by which it tells of binds ahead.
     """
 
     def __init__(self, hello: DoorHello, transport: asyncio.Transport) -> None:
@@ -141,6 +146,7 @@ class FrontDoorLink:
         self.behind_since = 0.0
         self.is_relayed = transport.get_extra_info("opening") is not None
         self.lost: asyncio.TimerHandle | None = None
+        self.binds: BindsPipe | None = None
         self._transport = transport
         self._out: list[bytes] = []
         self._flush_planned = False
@@ -158,6 +164,11 @@ class FrontDoorLink:
     def gather(self) -> None:
         """Hold back what is sent until the caller calls flush()."""
         self._flush_planned = True
+
+    def read_binds(self) -> None:
+        """Take all binds ahead that the front door has told of."""
+        if self.binds is not None:
+            self.binds.read()
 
     def flush(self) -> None:
         self._flush_planned = False
@@ -210,6 +221,8 @@ class _Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._unread += data
+        if self._door is not None:
+            self._door.read_binds()  # what this process hears next may come behind these
         try:
             for message in take_messages(self._unread):
                 self._take(message)
@@ -267,6 +280,7 @@ class DoorLinks:
         """Prepare for the front doors with these numbers."""
         self.alarm = ""
         self.handler: Handler | None = None
+        self._directory = Path()
         self._boot = boot
         self._doors: dict[int, FrontDoorLink] = {}
         self._gone: dict[int, int] = {}  # by number, the last incarnation that was taken for gone
@@ -291,6 +305,7 @@ class DoorLinks:
     async def start(self, runtime_dir: Path, version: int = 0) -> None:
         """Listen. `version` is that of the catalog as it was loaded, which is in force already."""
         self._handed_out = version
+        self._directory = runtime_dir
         path = runtime_dir / SOCKET_NAME
         path.unlink(missing_ok=True)
         self._server = await asyncio.get_running_loop().create_unix_server(
@@ -313,6 +328,9 @@ class DoorLinks:
             self._return.cancel()
         if self._server is not None:
             self._server.close()
+        for door in self._doors.values():
+            if door.binds is not None:
+                door.binds.close()
         # Front doors outlive this process with all they hold, so nobody is told that they are gone.
         self._doors.clear()
         self._server = None
@@ -331,13 +349,22 @@ class DoorLinks:
 
     # -- to the front doors --------------------------------------------------------------------
 
-    def hand_out(self, version: int, changes: list[AnyChange], waited: bool = True) -> None:
+    def hand_out(
+        self,
+        version: int,
+        changes: list[AnyChange],
+        waited: bool = True,
+        by: Collection[str] = (),
+    ) -> None:
         """Send the changes that lead to `version` to every front door.
 
-        `waited` says that `when_in_force` will be called for the version.
+        `waited` says that `when_in_force` will be called for the version. `by`: clients of these
+        connections were answered ahead, and nobody else has changed anything. A front door has
+        these changes if it has all of the connections.
         """
         self._handed_out = version
-        data = encode(Changes(version, changes, waited)) if self._doors else b""
+        sent = [] if by and _are_of_one_door(self._doors, by) else changes
+        data = encode(Changes(version, sent, waited)) if self._doors else b""
         now = asyncio.get_running_loop().time()
         for door in list(self._doors.values()):
             if door.told < version:  # otherwise its snapshot had the changes
@@ -516,6 +543,13 @@ class DoorLinks:
                 self.handler.door_gone(message.door, message.incarnation)
                 raise _TakenForGone(message.door)
         door = FrontDoorLink(message, transport)
+        if not door.is_relayed:
+            door.binds = binds_pipe.opened(
+                self._directory,
+                door.number,
+                door.incarnation,
+                partial(_take_binds, self.handler, door),
+            )
         old = self._doors.get(door.number)
         if old is not None:
             old.cut()
@@ -589,6 +623,8 @@ class DoorLinks:
         """
         if door.lost is not None:
             door.lost.cancel()
+        if door.binds is not None:
+            door.binds.close()
         del self._doors[door.number]
         assert self.handler is not None
         if not back:
@@ -633,6 +669,45 @@ class DoorLinks:
                     self._reports[message.query].add(message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} from a front door")
+
+
+def _are_of_one_door(doors: Mapping[int, FrontDoorLink], owners: Collection[str]) -> bool:
+    """Return whether there is one front door, and all of these connections are its own."""
+    if len(doors) != 1:
+        return False
+    (door,) = doors.values()
+    return all(owner.startswith(f"{door.number}.{door.incarnation}.") for owner in owners)
+
+
+def _take_binds(handler: Handler, door: FrontDoorLink, data: bytes) -> None:
+    """Take requests out of the pipe of a front door, which writes each of them whole."""
+    try:
+        asks = binds_in(take_messages(bytearray(data)))
+    except (msgspec.MsgspecError, ProtocolError) as error:
+        log.warning("pipe of front door %d: %s", door.number, error)
+        door.cut()
+        return
+    for ask, others in together(asks):
+        handler.asked(ask, partial(_answer, door, ask.id, others))
+
+
+def _answer(
+    door: FrontDoorLink, id: int, others: list[int], code: int, text: str, result: dict[str, Any]
+) -> None:
+    """Answer a bind ahead and those that were joined to it."""
+    door.send(Answer(id, code, text, {**result, "with": others} if others else result))
+
+
+def binds_in(messages: list[AnyControl]) -> list[Ask]:
+    """Return the binds ahead that these messages ask for. Raises ProtocolError for others."""
+    asks: list[Ask] = []
+    for message in messages:
+        if not (isinstance(message, Ask) and isinstance(message.what, BindMany)):
+            raise ProtocolError(f"{type(message).__name__} where binds belong")
+        if not (message.what.in_force and message.what.binds):
+            raise ProtocolError("binds that somebody waits for, or none")
+        asks.append(message)
+    return asks
 
 
 class _Fence:

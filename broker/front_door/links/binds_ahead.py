@@ -3,7 +3,8 @@
 A bind-ok promises that what is published from then on is routed by the binding. If there is only
 one front door, nobody else routes, and what need not outlive the broker need not wait for the disk.
 So the binding is put in force here, the client is answered, and the controller is told in the same
-pass. The request has left this process before the answer does.
+pass. The request has left this process before the answer does. It goes by a pipe (binds_pipe.py),
+which the controller reads now and then, and before all else that it hears of this front door.
 
 A client that binds one key after the other has each binding put in force for itself. So the
 bindings are collected, and put into the copy of the catalog together as soon as somebody looks at
@@ -102,7 +103,7 @@ class BindsAhead:
         if not self.collected:
             self._changed([*binds.puts()[:1]])
         self.collected[answer] = self._unanswered[answer] = binds
-        self._requests.add(BindMany(vhost_name, ends, True), owner, user, answer)
+        self._requests.add_ahead(BindMany(vhost_name, ends, True), owner, user, answer)
         return True
 
     def put_in(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from shardmq.broker.front_door.links.binds_ahead import BindsAhead
+from shardmq.broker.front_door.links.binds_pipe import BindsPipe, new_pipe
 from shardmq.broker.front_door.links.catalog_requests import CatalogRequests, Reply
 from shardmq.broker.front_door.links.control_stream import ControlStream
 from shardmq.broker.model.catalog import Catalog
@@ -25,6 +26,7 @@ from shardmq.broker.shared.control import (
     AnyControl,
     AnyRequest,
     Applied,
+    Ask,
     AssignmentOrder,
     AssignmentOrders,
     CancelConsumer,
@@ -171,7 +173,8 @@ class CatalogLink:
         self._unsaid: dict[str, None] = {}
         self._passed = 0
         self._ups_planned = False
-        self._requests = CatalogRequests(self._send)
+        self._requests = CatalogRequests(self._send, self._send_ahead)
+        self._binds: BindsPipe | None = None
         # None where other front doors route, too: they have to hear of a binding first.
         self.ahead: BindsAhead | None = None
         if is_alone:
@@ -211,18 +214,6 @@ class CatalogLink:
         answer = Reply()
         self._requests.add(request, owner, user, answer)
         return answer
-
-    def bind_ahead(
-        self, vhost: str, ends: list[tuple[str, str, str]], owner: str, user: str
-    ) -> bool:
-        """Put binds in force before the controller decides on them, as BindsAhead.bind does."""
-        if self.ahead is None or self._stream is None:
-            return False
-        self._stream.hold()
-        try:
-            return self.ahead.bind(vhost, ends, owner, user)
-        finally:
-            self._stream.flush()  # before the client is answered
 
     def connection_up(self, owner: str, info: Callable[[], ConnectionInfo]) -> None:
         """Tell the controller of a connection, or of what is new about it.
@@ -344,6 +335,9 @@ class CatalogLink:
                 self._speaks = WIRE.most  # the next controller may be of another release
             self._requests.up = False
             self._stream = None
+            if self._binds is not None:
+                self._binds.close()
+                self._binds = None
             self._unsaid.clear()
             self._passed = 0
             stream.close()
@@ -365,6 +359,8 @@ class CatalogLink:
         # The hello is a picture of now; _in_step tells of connections that come while it is
         # answered.
         self._told = set(self._connections)
+        if self.ahead is not None:
+            self._binds = new_pipe(self._path, self._door, self._incarnation)
         self._send(hello)
         while True:
             await stream.heard()
@@ -477,6 +473,19 @@ class CatalogLink:
                 self._applied_unsaid = False
             self._stream.send(message)
 
+    def _send_ahead(self, request: Ask) -> None:
+        """Send a bind ahead, which has left this process when the client is answered."""
+        stream = self._stream
+        if stream is None or (
+            self._binds is not None and self._binds.write(stream.encode(request))
+        ):
+            return
+        stream.hold()
+        try:
+            self._send(request)
+        finally:
+            stream.flush()
+
     def _say_ups(self, stream: ControlStream) -> None:
         for owner in self._unsaid:
             stream.send(ConnectionUp(self._connections[owner]()))
@@ -563,6 +572,8 @@ class CatalogLink:
             return
         self._synced.set()
         self._controller_version = 0
+        if self._binds is not None:
+            self._binds.answered()
         for owner in self._told - self._connections.keys():
             self._send(ConnectionDown(owner))
         for owner in self._connections.keys() - self._told:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shardmq.broker.shared.control import Answer, AnyRequest, Ask, things_asked
+from shardmq.broker.shared.control import Answer, AnyRequest, Ask, BindMany, things_asked
 
 log = logging.getLogger("shardmq.broker.front_door.links.catalog_requests")
 
@@ -80,9 +80,10 @@ class CatalogRequests:
     requests can be sent.
     """
 
-    def __init__(self, send: Callable[[Ask], None]) -> None:
+    def __init__(self, send: Callable[[Ask], None], send_ahead: Callable[[Ask], None]) -> None:
+        """Begin with none. `send_ahead` sends a request for which nobody waits."""
         self.up = False
-        self._send = send
+        self._send, self._send_ahead = send, send_ahead
         self._next_id = 1
         self._sent: dict[int, _Asked] = {}  # in the order of asking
         # By connection; the connection that is served next comes first.
@@ -104,16 +105,31 @@ class CatalogRequests:
             text = "too many requests wait for the controller"
             answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, text))
 
+    def add_ahead(self, request: BindMany, owner: str, user: str, answer: Reply) -> None:
+        """Send a request for which nobody waits, while `sends_at_once` holds."""
+        asked = _Asked(Ask(self._next_id, request, owner, user), answer)
+        self._next_id += 1
+        self._sent[asked.ask.id] = asked
+        self._sent_things += len(request.binds)
+        self._send_ahead(asked.ask)
+
     @property
     def sends_at_once(self) -> bool:
         """Return whether a request would be sent now."""
         return self.up and not self._waiting and self._sent_things < SENT_MAX
 
     def answered(self, answer: Answer) -> None:
-        """Hand an answer to who asked, if somebody still waits for it."""
-        asked = self._sent.pop(answer.id, None)
+        """Hand an answer to all who asked, if somebody still waits for it."""
+        self._one_answered(answer.id, answer)
+        for number in answer.result.get("with", ()):
+            self._one_answered(number, answer)
+        if self._waiting:
+            self._send_waiting()
+
+    def _one_answered(self, number: int, answer: Answer) -> None:
+        asked = self._sent.pop(number, None)
         if asked is None:
-            log.warning("the controller answers %d, which nobody asked", answer.id)
+            log.warning("the controller answers %d, which nobody asked", number)
         else:
             self._sent_things -= things_asked(asked.ask.what)
             if not asked.answer.done():
@@ -123,8 +139,6 @@ class CatalogRequests:
                     log.exception(
                         "who asked %s could not take the answer", type(asked.ask.what).__name__
                     )
-        if self._waiting:
-            self._send_waiting()
 
     def ask_again(self) -> None:
         """Ask a controller that is back all that is unanswered, then what waits."""

@@ -100,12 +100,16 @@ class ControlStream(asyncio.Protocol):
 
     # -- out --------------------------------------------------------------------------------------
 
-    def send(self, message: ControlMessage) -> None:
-        """Send a message with everything else that is said in this turn of the loop."""
+    def encode(self, message: ControlMessage) -> bytes:
+        """Return the bytes of a message. Raises ValueError if it is too long."""
         payload = self._encoder.encode(message)
         if len(payload) > CONTROL_BYTES_MAX:
             raise ValueError(f"{type(message).__name__} of {len(payload)} bytes")
-        self._out.append(len(payload).to_bytes(HEAD_BYTES, "little") + payload)
+        return len(payload).to_bytes(HEAD_BYTES, "little") + payload
+
+    def send(self, message: ControlMessage) -> None:
+        """Send a message with everything else that is said in this turn of the loop."""
+        self._out.append(self.encode(message))
         if not self._flush_planned:
             self._flush_planned = True
             asyncio.get_running_loop().call_soon(self.flush)

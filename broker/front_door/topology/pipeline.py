@@ -192,7 +192,7 @@ class Pipeline:
             return False
         if len(ends) > 1 and any(end[0] != source or end[1] != queue for end in ends):
             return False
-        return self._controller.bind_ahead(session.vhost, ends, session.owner, session.user)
+        return ahead.bind(session.vhost, ends, session.owner, session.user)
 
     def _judge(self, ahead: BindsAhead, source: str, queue: str) -> bool:
         """Return whether binds between these two are sure, and need not wait for the controller.

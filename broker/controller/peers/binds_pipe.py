@@ -1,0 +1,96 @@
+"""The controller's end of the pipe by which a front door tells of binds ahead.
+
+Nobody waits for these requests. So the first of them wakes this process, and the others are read
+together with it a little later, or before anything else of the front door is heard. What a front
+door has written is read to its end when it has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+from shardmq.broker.shared.control import Ask, BindMany, binds_pipe
+
+WAITS_S = 0.01  # how long requests wait for others
+READ_BYTES = 64 << 10  # all that a pipe holds
+
+
+class BindsPipe:
+    """The pipe of one front door. `take` is given the bytes that came."""
+
+    def __init__(self, fd: int, take: Callable[[bytes], None]) -> None:
+        self._fd, self._take = fd, take
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(fd, self._woken)
+
+    def _woken(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self._timer = self._loop.call_later(WAITS_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self._timer = None
+        if self.read():
+            self._loop.add_reader(self._fd, self._woken)
+
+    def read(self) -> bool:
+        """Take all that is there. Return False if there will be no more."""
+        if self._fd < 0:
+            return False
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return True
+        if data:
+            self._take(data)
+        return bool(data)
+
+    def close(self) -> None:
+        """Take all that is there, and no more."""
+        if self._fd < 0:
+            return
+        self.read()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+
+
+def opened(
+    directory: Path, door: int, incarnation: int, take: Callable[[bytes], None]
+) -> BindsPipe | None:
+    """Open the pipe that a front door has made, if there is one, and take its name away."""
+    path = directory / binds_pipe(door, incarnation)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    path.unlink(missing_ok=True)
+    return BindsPipe(fd, take)
+
+
+def together(asks: list[Ask]) -> list[tuple[Ask, list[int]]]:
+    """Join the binds ahead of one connection between the same two, which are decided as one.
+
+    Return each request with the ids of the others that are joined to it. Binds may change places
+    among each other.
+    """
+    groups: dict[tuple[str, ...], list[Ask]] = {}
+    for ask in asks:
+        assert isinstance(ask.what, BindMany)
+        source, queue, _ = ask.what.binds[0]
+        groups.setdefault((ask.owner, ask.user, ask.what.vhost, source, queue), []).append(ask)
+    return [(_joined(group), [ask.id for ask in group[1:]]) for group in groups.values()]
+
+
+def _joined(group: list[Ask]) -> Ask:
+    first = group[0]
+    if len(group) == 1:
+        return first
+    binds = list(chain.from_iterable(ask.what.binds for ask in group))  # type: ignore[union-attr]
+    return Ask(first.id, BindMany(first.what.vhost, binds, True), first.owner, first.user)

@@ -1,0 +1,61 @@
+"""The front door's end of the pipe by which it tells the controller of binds ahead.
+
+Nobody waits for these requests, so the controller need not be woken for each. What is in the pipe
+outlives this process: the controller reads it to its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from pathlib import Path
+
+from shardmq.broker.shared.control import binds_pipe
+
+log = logging.getLogger("shardmq.broker.front_door.links.binds_pipe")
+
+
+class BindsPipe:
+    """A pipe that belongs to one stream to the controller.
+
+    The controller opens the pipe when it hears the hello of the front door, and takes its name
+    away. A controller of another release, or on another node, does not.
+    """
+
+    def __init__(self, control_path: str, door: int, incarnation: int) -> None:
+        """Make the pipe. Raises OSError."""
+        self._path = Path(control_path).parent / binds_pipe(door, incarnation)
+        self._path.unlink(missing_ok=True)
+        os.mkfifo(self._path, 0o600)
+        # Both ends are open here, so that a controller that has gone is no error.
+        self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._is_read = False
+
+    def answered(self) -> None:
+        """Note that the controller has answered the hello."""
+        self._is_read = not self._path.exists()
+
+    def write(self, request: bytes) -> bool:
+        """Write a request whole. Return False, and do nothing, if that is not possible."""
+        if not self._is_read or len(request) > select.PIPE_BUF:
+            return False
+        try:
+            os.write(self._fd, request)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._is_read = False
+        os.close(self._fd)
+        self._path.unlink(missing_ok=True)
+
+
+def new_pipe(control_path: str, door: int, incarnation: int) -> BindsPipe | None:
+    """Return a new pipe, or None if there can be none."""
+    try:
+        return BindsPipe(control_path, door, incarnation)
+    except OSError as error:
+        log.warning("no pipe for binds, they go by the stream: %s", error)
+        return None
