@@ -72,7 +72,7 @@ class FrontDoor:
             incarnation=incarnation,
             pid=os.getpid(),
             listener=controller_events,
-            is_alone=config.doors == 1,
+            is_alone=config.is_alone,
         )
         counts = Counts()
         spans = None

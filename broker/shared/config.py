@@ -69,7 +69,7 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The settings of one front door.
 
-    - `door` is its number and `doors` how many there are.
+    - `door` is its number and `doors` how many there are on this node.
     - `shards` are the numbers of the shards of this node.
     - `session_keys` are those by which the shards of other nodes are reached; None: there are no
       other nodes.
@@ -128,6 +128,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "info"
     )
     log_format: str = "auto"
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether there is no other front door, here or on another node."""
+        return self.doors == 1 and self.session_keys is None
 
 
 def read_config(arguments: list[str]) -> BrokerConfig:

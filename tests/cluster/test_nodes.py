@@ -89,6 +89,21 @@ def test_queues_are_used_at_all_nodes_and_lie_on_all(cluster: RealCluster, name:
         assert drain(cluster.nodes[(index + 1) % 3], queue) == list(range(MESSAGES))
 
 
+def test_what_is_bound_at_one_node_is_routed_at_all_others(cluster: RealCluster, name: str) -> None:
+    connections = [connect(node) for node in cluster.nodes]
+    binding, *publishing = [connection.channel() for connection in connections]
+    binding.exchange_declare(name, "direct")
+    binding.queue_declare(name)
+    for channel in publishing:
+        channel.confirm_delivery()
+    for key in map(str, range(MESSAGES)):
+        binding.queue_bind(name, name, key)
+        for channel in publishing:
+            channel.basic_publish(name, key, b"x", mandatory=True)  # raises if it is returned
+    for connection in connections:
+        connection.close()
+
+
 @pytest.mark.row("K12")
 def test_all_nodes_answer_the_api_alike(cluster: RealCluster) -> None:
     answers = [api(node, "nodes") for node in cluster.nodes]

@@ -32,6 +32,13 @@ def test_what_is_not_given_has_its_documented_default() -> None:
     assert config.loopback_users == {"guest"}
 
 
+def test_a_front_door_is_alone_if_no_node_has_another() -> None:
+    keys = {"public": "p" * 40, "secret": "s" * 40}
+    assert read().is_alone
+    assert not read(doors=2).is_alone
+    assert not read(session_keys=keys).is_alone
+
+
 def test_both_spellings_of_the_argument_are_read() -> None:
     assert read_config([f"--config={json.dumps(LEAST)}"]) == read()
 
