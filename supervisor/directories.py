@@ -30,7 +30,7 @@ BRIDGES_NAME = "bridges.sock"
 RUNTIME_NAMES = (
     "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock",
     "shardctl.sock", READER_NAME, BRIDGES_NAME, "board-*", "status.json", "status.json.new",
-    "log-*",
+    "log-*", "binds-*.pipe",
 )  # fmt: skip
 ROOM_BYTES = 1 << 20  # The room that status.json, boards and sockets take, about.
 FULL = (errno.ENOSPC, errno.EDQUOT)

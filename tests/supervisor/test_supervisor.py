@@ -25,6 +25,7 @@ import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
+from shardmq.broker.shared.control import binds_pipe
 from shardmq.supervisor.config import (
     Cluster,
     ConfigError,
@@ -565,7 +566,7 @@ def test_a_runtime_directory_belongs_to_one_broker_and_a_second_one_touches_noth
 
 
 def test_nothing_of_others_is_taken_out_of_a_runtime_directory(tmp_path: Path) -> None:
-    for name in ("mysqld.sock", "notes", "shard-0.sock", "control.sock"):
+    for name in ("mysqld.sock", "notes", "shard-0.sock", "control.sock", binds_pipe(0, 7)):
         (tmp_path / name).touch()
     directory = RuntimeDirectory(str(tmp_path), tmp_path)
     directory.open()
