@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,15 +43,20 @@ QUEUES, EXCHANGES, KEYS = ("q", "r"), ("e", "f"), ("j", "k")
 
 
 class Listener:
-    """Keeps what was routed by, and counts how often that was forgotten."""
+    """Keeps what was routed by, and counts how often that was forgotten.
+
+    `look` is called then: some of the services of a front door look at the catalog.
+    """
 
     def __init__(self) -> None:
         self.changed = 0
+        self.look: Callable[[], object] = object
         self.routes: set[tuple[str, str, str]] | None = None
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         self.changed += 1
         self.routes = None
+        self.look()
 
     def logins_change(self) -> None: ...
 
@@ -87,6 +93,7 @@ class World:
             listener=self.listener,
             is_alone=True,  # type: ignore[arg-type]
         )
+        self.listener.look = lambda: self.link.catalog
         self.judged: dict[tuple[str, str], int] = {}  # the epoch in which a bind was judged
         self.stream = Stream()
         self.catalog = Catalog(routes=False)
@@ -228,6 +235,7 @@ def play(seed: int, *, answers_first: bool = True, refusals: float = 0.0) -> int
                         QueueRemove("/", ends[1], False, False),
                         ExchangeRemove("/", ends[0], False),
                         Unbind("/", ends[0], "queue", *ends[1:], {}),
+                        BindMany("/", [ends]),
                     ]
                 )
             )

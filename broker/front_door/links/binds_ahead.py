@@ -108,6 +108,8 @@ class BindsAhead:
 
     def put_in(self) -> None:
         """Put what is collected into the copy of the catalog."""
+        if not self.collected:
+            return
         collected, self.collected = self.collected, {}
         for name, run in groupby(collected.items(), lambda each: each[1].vhost):
             if (vhost := self._catalog().vhost(name)) is not None:
@@ -115,8 +117,7 @@ class BindsAhead:
 
     def _answered(self, answer: Reply) -> None:
         """Forget a request that the controller has decided on, and take back what it refused."""
-        if self.collected:
-            self.put_in()
+        self.put_in()
         puts, result = self._unanswered.pop(answer).puts(), answer.result()
         puts = [put for put in puts if self._new.get(_key(put)) is answer]
         for put in puts:
@@ -140,6 +141,7 @@ class BindsAhead:
 
     def has_all(self, changes: list[AnyChange]) -> bool:
         """Return whether the changes are nothing but bindings that are in force here."""
+        self.put_in()
         catalog = self._catalog()
         return all(
             type(change) is BindingPut
@@ -151,11 +153,14 @@ class BindsAhead:
     def decided(self, changes: list[AnyChange] | None) -> None:
         """Note that the controller has the bindings of these changes, or of a whole catalog.
 
-        They are in the copy of the catalog, or about to be.
+        They are in the copy of the catalog, or about to be. What was collected before the changes
+        is in the copy. A whole catalog has nothing of it, and the caller then puts in force again
+        what is unanswered.
         """
         if changes is None:
             self.epoch += 1
             self._new.clear()
+            self.collected = {}
             return
         if any(type(change) is not BindingPut for change in changes):
             self.epoch += 1

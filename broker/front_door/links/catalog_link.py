@@ -549,9 +549,10 @@ class CatalogLink:
         self._catalog, self._coming = self._coming, Catalog()
         self._catalog.version = message.version
         self._boot, self._version = message.boot, message.version
-        self._has_changed(None)
         if self.ahead is not None:
             self.ahead.decided(None)
+        self._has_changed(None)
+        if self.ahead is not None:
             self.ahead.put_again()
         self._send(Applied(message.version))
 
