@@ -44,7 +44,11 @@ def ask(number: int, *keys: str, owner: str = ME, queue: str = "q") -> Ask:
     return Ask(number, BindMany("/", [("e", queue, key) for key in keys], True), owner, "guest")
 
 
-async def test_what_is_written_is_read_whole_and_in_order(tmp_path: Path, door: BindsPipe) -> None:
+@pytest.mark.parametrize("read_bytes", [64 << 10, 100, 1], ids=["at once", "in parts", "bytes"])
+async def test_what_is_written_is_read_whole_and_in_order(
+    tmp_path: Path, door: BindsPipe, read_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binds_pipe, "READ_BYTES", read_bytes)
     came: list[bytes] = []
     assert not door.write(b"early")
     controller = opened(tmp_path, 0, 1, came.append)
@@ -81,10 +85,16 @@ async def test_one_wake_up_reads_what_came_meanwhile(
     controller.close()
 
 
-@pytest.mark.parametrize("is_woken", [False, True])
+@pytest.mark.parametrize("read_bytes", [64 << 10, 2], ids=["at once", "in parts"])
+@pytest.mark.parametrize("is_woken", [False, True], ids=["at its end", "woken"])
 async def test_a_front_door_that_dies_is_read_to_its_end(
-    tmp_path: Path, door: BindsPipe, is_woken: bool
+    tmp_path: Path,
+    door: BindsPipe,
+    is_woken: bool,
+    read_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(binds_pipe, "READ_BYTES", read_bytes)
     came: list[bytes] = []
     controller = opened(tmp_path, 0, 1, came.append)
     assert controller is not None

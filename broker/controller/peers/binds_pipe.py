@@ -16,7 +16,7 @@ from pathlib import Path
 from shardmq.broker.shared.control import Ask, BindMany, binds_pipe
 
 WAITS_S = 0.01  # how long requests wait for others
-READ_BYTES = 64 << 10  # all that a pipe holds
+READ_BYTES = 64 << 10  # all that a pipe holds, where pages have 4 KiB
 
 
 class BindsPipe:
@@ -38,16 +38,22 @@ class BindsPipe:
             self._loop.add_reader(self._fd, self._woken)
 
     def read(self) -> bool:
-        """Take all that is there. Return False if there will be no more."""
+        """Take all that is there. Return False if there will be no more.
+
+        A read that is not full has emptied the pipe, so the last request is whole.
+        """
         if self._fd < 0:
             return False
+        taken, goes_on = b"", True
         try:
-            data = os.read(self._fd, READ_BYTES)
+            while len(data := os.read(self._fd, READ_BYTES)) == READ_BYTES:
+                taken += data
+            taken, goes_on = taken + data, bool(data)
         except BlockingIOError:
-            return True
-        if data:
-            self._take(data)
-        return bool(data)
+            pass
+        if taken:
+            self._take(taken)
+        return goes_on
 
     def close(self) -> None:
         """Take all that is there, and no more."""
