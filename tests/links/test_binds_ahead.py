@@ -71,6 +71,9 @@ class Stream:
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
+    def encode(self, message: Any) -> bytes:
+        return b"request"
+
     def hold(self) -> None: ...
     def flush(self) -> None: ...
 
@@ -90,8 +93,8 @@ class World:
             door=0,
             incarnation=1,
             pid=1,
-            listener=self.listener,
-            is_alone=True,  # type: ignore[arg-type]
+            listener=self.listener,  # type: ignore[arg-type]
+            is_alone=True,
         )
         self.listener.look = lambda: self.link.catalog
         self.judged: dict[tuple[str, str], int] = {}  # the epoch in which a bind was judged
@@ -349,3 +352,27 @@ def test_without_the_controller_binds_wait() -> None:
     world = World()
     world.link._requests.up = False
     assert not world.bind("e", "q", "k")
+
+
+def test_while_the_controller_does_not_read_binds_wait() -> None:
+    class Full:
+        is_full = True
+        written: list[bytes] = []
+
+        def takes(self, request: bytes) -> bool:
+            return True
+
+        def write(self, request: bytes) -> bool:
+            if not self.is_full:
+                self.written.append(request)
+            return not self.is_full
+
+    world, pipe = World(), Full()
+    world.link._binds = pipe  # type: ignore[assignment]
+    sent = len(world.stream.sent)
+    assert not world.bind("e", "q", "k")
+    assert world.bound() == set() and len(world.stream.sent) == sent
+    assert world.link.ahead is not None and not world.link.ahead._unanswered
+    pipe.is_full = False
+    assert world.bind("e", "q", "k") and pipe.written == [b"request"]
+    assert world.bound() == {("e", "q", "k")} and len(world.stream.sent) == sent

@@ -94,16 +94,18 @@ class BindsAhead:
         """Put binds between one exchange and one queue in force, and tell the controller.
 
         The caller knows that `may_bind` holds. Return False, and do nothing, if too much is
-        unanswered.
+        unanswered, or the controller does not read.
         """
-        if not self._requests.sends_at_once:
+        answer, request = Reply(), BindMany(vhost_name, ends, True)
+        if not (
+            self._requests.sends_at_once and self._requests.add_ahead(request, owner, user, answer)
+        ):
             return False
-        answer, binds = Reply(), _Binds(vhost_name, ends)
+        binds = _Binds(vhost_name, ends)
         answer.add_done_callback(self._answered)
         if not self.collected:
             self._changed([*binds.puts()[:1]])
         self.collected[answer] = self._unanswered[answer] = binds
-        self._requests.add_ahead(BindMany(vhost_name, ends, True), owner, user, answer)
         return True
 
     def put_in(self) -> None:

@@ -36,9 +36,13 @@ class BindsPipe:
         """Note that the controller has answered the hello."""
         self._is_read = not self._path.exists()
 
+    def takes(self, request: bytes) -> bool:
+        """Return whether the request may go by the pipe, once there is room."""
+        return self._is_read and len(request) <= select.PIPE_BUF
+
     def write(self, request: bytes) -> bool:
         """Write a request whole. Return False, and do nothing, if that is not possible."""
-        if not self._is_read or len(request) > select.PIPE_BUF:
+        if not self.takes(request):
             return False
         try:
             os.write(self._fd, request)

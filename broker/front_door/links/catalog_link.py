@@ -473,18 +473,23 @@ class CatalogLink:
                 self._applied_unsaid = False
             self._stream.send(message)
 
-    def _send_ahead(self, request: Ask) -> None:
-        """Send a bind ahead, which has left this process when the client is answered."""
-        stream = self._stream
-        if stream is None or (
-            self._binds is not None and self._binds.write(stream.encode(request))
-        ):
-            return
+    def _send_ahead(self, request: Ask) -> bool:
+        """Send a bind ahead, which has left this process when the client is answered.
+
+        Return False, and do nothing, if the controller has not read the pipe for so long that the
+        pipe is full. The stream would keep the request in this process then.
+        """
+        stream, pipe = self._stream, self._binds
+        if stream is None:
+            return False
+        if pipe is not None and pipe.takes(data := stream.encode(request)):
+            return pipe.write(data)
         stream.hold()
         try:
             self._send(request)
         finally:
             stream.flush()
+        return True
 
     def _say_ups(self, stream: ControlStream) -> None:
         for owner in self._unsaid:

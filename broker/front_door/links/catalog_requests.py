@@ -80,8 +80,11 @@ class CatalogRequests:
     requests can be sent.
     """
 
-    def __init__(self, send: Callable[[Ask], None], send_ahead: Callable[[Ask], None]) -> None:
-        """Begin with none. `send_ahead` sends a request for which nobody waits."""
+    def __init__(self, send: Callable[[Ask], None], send_ahead: Callable[[Ask], bool]) -> None:
+        """Begin with none.
+
+        `send_ahead` sends a request for which nobody waits, or does nothing and returns False.
+        """
         self.up = False
         self._send, self._send_ahead = send, send_ahead
         self._next_id = 1
@@ -105,13 +108,18 @@ class CatalogRequests:
             text = "too many requests wait for the controller"
             answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, text))
 
-    def add_ahead(self, request: BindMany, owner: str, user: str, answer: Reply) -> None:
-        """Send a request for which nobody waits, while `sends_at_once` holds."""
+    def add_ahead(self, request: BindMany, owner: str, user: str, answer: Reply) -> bool:
+        """Send a request for which nobody waits, while `sends_at_once` holds.
+
+        Return False, and do nothing, if it cannot leave this process now.
+        """
         asked = _Asked(Ask(self._next_id, request, owner, user), answer)
+        if not self._send_ahead(asked.ask):
+            return False
         self._next_id += 1
         self._sent[asked.ask.id] = asked
         self._sent_things += len(request.binds)
-        self._send_ahead(asked.ask)
+        return True
 
     @property
     def sends_at_once(self) -> bool:
