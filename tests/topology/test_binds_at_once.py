@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+
 import pytest
 from pamqp.commands import Basic, Confirm, Exchange, Queue
 
 from tests.support.brokers import Api
-from tests.support.brokers import killable_broker as broker  # noqa: F401
+from tests.support.kill_rounds import started
 from tests.support.raw_client import RawClient, publish
 from tests.support.real_broker import RealBroker, wait_until
 
 ROUNDS = 30
 GUEST = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one front door", "two front doors"])
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealBroker]:
+    """Yield a broker that answers binds ahead, then one that does not."""
+    with started(tmp_path_factory.mktemp("broker"), front_doors=request.param) as made:
+        yield made
 
 
 def make(client: RawClient, name: str) -> None:
@@ -28,7 +41,7 @@ def listed(api: Api, name: str) -> set[str]:
     return {row["routing_key"] for row in rows}
 
 
-def test_publishes_of_others_are_routed_by_it(broker: RealBroker, name: str) -> None:  # noqa: F811
+def test_publishes_of_others_are_routed_by_it(broker: RealBroker, name: str) -> None:
     with RawClient(broker.port) as one, RawClient(broker.port) as other:
         make(one.shake_hands(), name)
         other.shake_hands().ask(1, Confirm.Select(), Confirm.SelectOk)
@@ -40,7 +53,7 @@ def test_publishes_of_others_are_routed_by_it(broker: RealBroker, name: str) -> 
         assert count.message_count == ROUNDS
 
 
-def test_the_http_api_lists_it(broker: RealBroker, name: str, api: Api) -> None:  # noqa: F811
+def test_the_http_api_lists_it(broker: RealBroker, name: str, api: Api) -> None:
     with RawClient(broker.port) as client:
         make(client.shake_hands(), name)
         for at in range(ROUNDS):
@@ -51,7 +64,7 @@ def test_the_http_api_lists_it(broker: RealBroker, name: str, api: Api) -> None:
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ["front-door", "controller"])
 def test_it_outlives_the_front_door_and_the_controller(
-    broker: RealBroker,  # noqa: F811
+    broker: RealBroker,
     name: str,
     api: Api,
     kind: str,
@@ -63,3 +76,27 @@ def test_it_outlives_the_front_door_and_the_controller(
             bind(client, name, key)
         broker.kill(kind)
         wait_until(lambda: keys <= listed(api, name), "the bindings are listed")
+
+
+@pytest.mark.crash
+def test_what_is_answered_while_the_controller_stands_still_outlives_the_front_door(
+    broker: RealBroker, name: str, api: Api
+) -> None:
+    answered: set[str] = set()
+    controller = broker.pid("controller")
+    with RawClient(broker.port) as client:
+        make(client.shake_hands(), name)
+        client.sock.settimeout(1.0)
+        os.kill(controller, signal.SIGSTOP)
+        try:
+            while True:
+                key = f"{len(answered)} {'x' * 240}"
+                bind(client, name, key)
+                answered.add(key)
+        except TimeoutError:
+            os.kill(broker.pid("front-door"), signal.SIGKILL)
+        finally:
+            os.kill(controller, signal.SIGCONT)
+    doors = [each for each in broker.status()["children"] if each["kind"] == "front-door"]
+    assert bool(answered) == (len(doors) == 1)
+    wait_until(lambda: answered <= listed(api, name), "the bindings are listed")
