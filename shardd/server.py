@@ -25,7 +25,7 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.snapshotting import Snapshotting
 from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
 from shardmq.shardd.store.files import Files, is_full
-from shardmq.shardd.sync_threads import QUICK_SYNC_S, Copies, SyncThreads, WatchedCopies
+from shardmq.shardd.sync_threads import Copies, SyncThreads, WatchedCopies
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire import short_ways
 from shardmq.shardd.wire.board import Board, path_of
@@ -206,19 +206,13 @@ class Server:
         if now >= self.shard.upkeep.due:
             self._threads.begin_reclaim(now)
         self._threads.begin_settled_sync()
-        if (
-            0 < taken <= FEW_MESSAGES
-            and self._alone
-            and self._threads.messages.usual_s < QUICK_SYNC_S
-        ):
-            self.links.send(self.shard.turn_end(now))
-            if self.shard.syncs.may_begin:
+        if self.shard.syncs.may_begin:
+            if 0 < taken <= FEW_MESSAGES and self._alone and self._threads.are_quick:
+                # Deliveries leave with the confirms: a front door that wakes up has both to do.
                 self._threads.sync_here()
-                self.links.send(self.shard.turn_end(now))
-        else:
-            if self.shard.syncs.may_begin:
+            else:
                 self._threads.begin_sync()
-            self.links.send(self.shard.turn_end(now))
+        self.links.send(self.shard.turn_end(now))
         self._threads.begin_settled_sync()
         if self.shard.syncs.has_answered:
             self.shard.syncs.has_answered = False

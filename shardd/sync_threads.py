@@ -24,10 +24,12 @@ from shardmq.shardd.wire.histogram import Histogram
 
 log = logging.getLogger("shardmq.shardd.sync_threads")
 
-# The loop itself may wait for a disk that syncs in less than this, when little else is at hand.
+# The loop itself may wait for a disk that syncs in less than this, when little else is at hand; and
+# for a disk and the nodes that have copies.
 QUICK_SYNC_S = 0.001
+QUICK_COPIED_S = 0.002
 # The loop itself waits so long for the answers of nodes that have copies.
-ANSWERED_S_MAX = 0.002
+ANSWERED_S_MAX = 0.003
 # The number of syncs over which the usual time is averaged.
 USUAL_OF = 16
 
@@ -39,7 +41,7 @@ class Syncer:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.seconds = 0.0
         self.took_us = Histogram()
-        self.usual_s = QUICK_SYNC_S  # running average; a new disk does not count as quick
+        self.usual_s = QUICK_COPIED_S  # running average; a new disk does not count as quick
         # Jobs, with the seconds that each has taken before it came here.
         self._jobs: queue.SimpleQueue[tuple[SyncJob | Step, float]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -143,6 +145,7 @@ class SyncThreads:
     def __init__(self, syncs: Syncs, copies: Copies | None = None) -> None:
         self._syncs = syncs
         self._copies = copies
+        self._quick_s = QUICK_SYNC_S if copies is None else QUICK_COPIED_S
         self._copied: CopiedSync | None = None  # under way in the thread
         self.messages = Syncer("sync")
         self._settled = Syncer("sync of what is settled")
@@ -150,6 +153,11 @@ class SyncThreads:
         self._syncing = False
         self._settling = False
         self._step: Step | None = None  # the step under way in the reclaimer
+
+    @property
+    def are_quick(self) -> bool:
+        """Return whether the loop itself may wait for a sync of messages."""
+        return self.messages.usual_s < self._quick_s
 
     @property
     def fds(self) -> tuple[int, ...]:
