@@ -6,7 +6,7 @@ from pamqp import commands
 
 from tests.support.raw_client import method
 from tests.support.recording_proxy import Conversation
-from tests.support.suite_runs import Judgement, SuiteRun, judge
+from tests.support.suite_runs import LOST_MAX, Judgement, SuiteRun, compared, judge, with_results
 
 OPEN, OPENED = method(1, commands.Channel.Open()), method(1, commands.Channel.OpenOk())
 
@@ -18,8 +18,8 @@ def declares(name: str, messages: int) -> Conversation:
     )
 
 
-def run(*conversations: Conversation, passed: str = "a b") -> SuiteRun:
-    made = SuiteRun(set(passed.split()))
+def run(*conversations: Conversation, passed: str = "a b", failed: str = "") -> SuiteRun:
+    made = SuiteRun(set(passed.split()), set(failed.split()))
     for conversation in conversations:
         made.add(conversation)
     return made
@@ -27,7 +27,15 @@ def run(*conversations: Conversation, passed: str = "a b") -> SuiteRun:
 
 def judged(*runs: SuiteRun) -> Judgement:
     *off, on = runs
-    return judge(off, on)
+    return judge(off, [on])
+
+
+def played(*runs: SuiteRun) -> Judgement:
+    """Compare a suite of which these are the runs, with all of them."""
+    left = iter(runs)
+    found = compared(lambda environment: next(left))
+    assert not list(left), "a run was not wanted"
+    return found
 
 
 def test_connections_are_found_again_in_any_order_and_under_other_names() -> None:
@@ -39,7 +47,10 @@ def test_connections_are_found_again_in_any_order_and_under_other_names() -> Non
 def test_another_answer_is_a_fault_if_it_was_steady() -> None:
     off = run(declares("q", 0))
     assert judged(off, off, run(declares("q", 1))).faults
-    found = judged(off, run(declares("q", 1)), run(declares("q", 2)))
+    steady = declares("steady", 0)
+    found = judged(
+        run(steady, declares("q", 0)), run(steady, declares("q", 1)), run(steady, declares("q", 2))
+    )
     assert (found.unsteady, found.faults) == (1, [])
 
 
@@ -56,7 +67,55 @@ def test_a_test_that_passes_only_without_the_short_way_is_a_fault() -> None:
     assert not judged(off, run(passed="b"), run(declares("q", 0), passed="b")).faults
 
 
+def test_a_lost_test_is_named_if_a_second_run_has_it() -> None:
+    good = run(declares("q", 0))
+    bad = run(declares("q", 0), passed="b")
+    found = played(good, good, bad, good)
+    assert (found.lost_once, found.faults) == (["a"], [])
+    assert "a failed in one of two runs with the short way" in str(found)
+    assert played(good, good, bad, bad).faults == ["a passes only without the short way"]
+
+
+def test_a_suite_is_not_run_again_if_nothing_or_too_much_is_lost() -> None:
+    tests = " ".join(f"t{number}" for number in range(LOST_MAX + 1))
+    good = run(declares("q", 0), passed=tests)
+    bad = run(declares("q", 0), passed="")
+    assert not played(good, good, good).faults
+    assert len(played(good, good, bad).faults) == LOST_MAX + 1
+
+
+def test_what_the_second_run_sees_is_judged_too() -> None:
+    good = run(declares("q", 0))
+    bad = run(declares("q", 0), passed="b")
+    assert played(good, good, bad, run(declares("q", 1))).faults
+    assert played(good, good, run(declares("q", 1), passed="b"), good).faults
+
+
+def test_a_suite_without_connections_is_judged_by_its_tests() -> None:
+    found = judged(run(), run(), run())
+    assert (found.without_amqp, found.faults) == (True, [])
+    assert "speaks no AMQP" in str(found)
+    assert judged(run(), run(), run(passed="b")).faults == ["a passes only without the short way"]
+
+
+def test_a_suite_that_cannot_connect_is_a_fault() -> None:
+    """The clients would fail tests, skip them, or pass none."""
+    found = judged(*[run(passed="a", failed="b")] * 3)
+    assert found.faults == ["no connection, and b did not pass"]
+    assert judged(*[run(passed="")] * 3).faults == [
+        "no connection, and a run in which no test passed"
+    ]
+    connects = run(declares("q", 0))
+    assert judged(connects, connects, run()).faults == ["no connection could be compared"]
+    assert judged(run(), run(), connects).faults == ["no connection could be compared"]
+
+
+def test_results_are_read_by_their_state() -> None:
+    found = with_results("pass\ta b\nfail\tc\nskip\td\n")
+    assert (found.passed, found.others) == ({"a b"}, {"c", "d"})
+
+
 def test_a_rule_that_is_broken_is_a_fault_whatever_was_asked() -> None:
     off, bad = run(declares("q", 0)), declares("new", 0)
     bad.server += method(2, commands.Basic.QosOk())
-    assert judged(off, off, run(bad)).faults == ["channel 2 is not open"]
+    assert judged(off, off, run(declares("q", 0), bad)).faults == ["channel 2 is not open"]
