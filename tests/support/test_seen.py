@@ -220,6 +220,23 @@ def test_a_client_is_known_by_what_it_asks() -> None:
     assert asked(b"GET / HTTP/1.1\r\n\r\n", Names())["bytes"] == [b"GET / HTTP/1.1\r\n\r\n"]
 
 
+def test_times_and_dates_of_a_client_are_names_or_left_out() -> None:
+    def asks(time: str, other: str, date: str) -> NormalForm:
+        said = [
+            commands.Connection.StartOk({"connection started": f"{date} GMT"}, "PLAIN", "", "en"),
+            commands.Queue.Declare(queue=f"queue1{time}"),
+            basic.Publish(exchange=f"e{other}", routing_key=f"queue1{time}"),
+            basic.Consume(queue="q", consumer_tag=f"6b0a9{time[5:9]}e6364_1"),
+        ]
+        return asked(b"".join(method(1, each) for each in said), Names(of_clients=True))
+
+    first, second = "Sat, 28 Nov 2026 09:29:07", "Mon, 07 Dec 2026 23:00:59"
+    one = asks("1795858071.4803", "1795858071.48", first)
+    assert one == asks("1796684459.0001", "1796684459.99", second)
+    assert one != asks("1796684459.0001", "1796684459.0001", second), "it is another name"
+    assert one != asks("1796684459.0001", "1796684459.999", second), "its size is another"
+
+
 def test_frames_are_the_bytes_of_the_stream() -> None:
     data = b"AMQP\0\0\x09\x01" + OPEN + HEARTBEAT
     assert [frame.kind for frame in frames(data, may_be_cut=False)] == [0, 1, 8]
