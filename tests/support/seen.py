@@ -281,7 +281,14 @@ class _Life:
             ]
         if "cancels" in self.lists:
             self.lists["cancels"].sort()
-        return self.lists
+        # Not in the order in which the first line of each came: that differs from run to run.
+        return {head: self.lists[head] for head in self._heads() if head in self.lists}
+
+    def _heads(self) -> list[str]:
+        deliveries = [f"deliveries to {tag!r}" for tag in self._consumers]  # as the broker answered
+        without_answer = {head for head in self.lists if head.startswith("deliveries to ")}
+        without_answer.difference_update(deliveries)
+        return ["replies", *deliveries, *sorted(without_answer), "returns", "confirms", "cancels"]
 
 
 # -- a connection ----------------------------------------------------------------------------------
@@ -326,20 +333,20 @@ def seen(server: bytes, ended_by: str, names: Names) -> NormalForm:
     }
 
 
-def asked(client: bytes, names: Names) -> NormalForm:
-    """Return the normal form of what a client sent on one connection: its frames by channel.
+def asked(client: bytes, names: Names) -> tuple[bytes, ...]:
+    """Return what a client sent on one connection: its frames in their order, with their channels.
 
-    Bytes that are not frames are there as they are.
+    The order counts over channels, too: two channels may publish to one queue. Heartbeats are left
+    out. Bytes that are not frames are there as they are.
     """
-    found: NormalForm = {}
     try:
-        for frame in frames(client, may_be_cut=True):
-            if frame.kind != HEARTBEAT:
-                line = bytes([frame.kind]) + frame.payload
-                found.setdefault(f"channel {frame.channel}", []).append(line)
+        return tuple(
+            b"%d|%d|%s" % (frame.channel, frame.kind, names.masked(frame.payload))
+            for frame in frames(client, may_be_cut=True)
+            if frame.kind != HEARTBEAT
+        )
     except Broken:
-        found["bytes"] = [bytes(client)]
-    return {head: [names.masked(line) for line in found[head]] for head in sorted(found)}
+        return (names.masked(bytes(client)),)
 
 
 # -- two runs --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import struct
 import pytest
 from pamqp import base, commands
 
-from tests.support.raw_client import content_header, method, raw_frame
+from tests.support.raw_client import content_header, method, publish, raw_frame
 from tests.support.seen import Broken, Names, NormalForm, asked, differences, frames, seen
 
 TAG, QUEUE = "amq.ctag-" + "t" * 22, "amq.gen-" + "q" * 22
@@ -95,6 +95,20 @@ def test_frames_of_channels_may_be_mixed_within_messages() -> None:
     parts = [content(n, basic.Deliver("c", 1, False, "e", "k"), b"ab", b"cd") for n in (1, 2)]
     mixed = [frame for pair in zip(*parts, strict=True) for frame in pair]
     assert form(*both, *parts[0], *parts[1]) == form(*both, *mixed)
+
+
+def test_names_are_numbered_alike_whichever_list_of_a_channel_begins_first() -> None:
+    names = [f"amq.gen-{letter * 22}" for letter in "abcd"]
+    begins = [OPEN, method(1, basic.ConsumeOk("c")), method(1, basic.ConsumeOk("d"))]
+    lists = [
+        content(1, basic.Return(312, "NO_ROUTE", "e", names[0]), b"x"),
+        [deliver(1, 1, names[1].encode(), to="c")],
+        [deliver(1, 2, names[2].encode(), to="d")],
+        [method(1, commands.Queue.DeclareOk(names[3], 0, 0))],
+    ]
+    orders = [[0, 1, 2, 3], [3, 1, 0, 2], [1, 2, 3, 0]]
+    forms = [form(*begins, *[part for at in order for part in lists[at]]) for order in orders]
+    assert forms[0] == forms[1] == forms[2]
 
 
 def test_names_that_a_broker_makes_are_numbered_over_all_connections() -> None:
@@ -210,18 +224,27 @@ def test_any_other_byte_is_noticed_unless_it_is_one_that_may_differ() -> None:
 
 
 def test_a_client_is_known_by_what_it_asks() -> None:
-    def asks(tag: str, first: int) -> NormalForm:
+    def asks(tag: str, first: int) -> tuple[bytes, ...]:
         said = [basic.Consume(queue="q", consumer_tag=tag), basic.Ack(first), basic.Ack(2)]
         return asked(b"".join(method(1, each) for each in said), Names(of_clients=True))
 
     assert asks("ctag1." + "0a" * 16, 1) == asks("ctag1." + "5f" * 16, 1)
     assert asks("ctag1." + "0a" * 16, 1) != asks("ctag2." + "5f" * 16, 1)
     assert asks("c", 1) != asks("c", 3)
-    assert asked(b"GET / HTTP/1.1\r\n\r\n", Names())["bytes"] == [b"GET / HTTP/1.1\r\n\r\n"]
+    assert asked(b"GET / HTTP/1.1\r\n\r\n", Names()) == (b"GET / HTTP/1.1\r\n\r\n",)
+
+
+def test_a_client_is_known_by_the_order_in_which_its_channels_publish() -> None:
+    def asks(*channels: int) -> tuple[bytes, ...]:
+        said = [publish(channel, "", "q", b"%d" % channel) for channel in channels]
+        return asked(b"".join([said[0], HEARTBEAT, *said[1:]]), Names(of_clients=True))
+
+    assert asks(3, 4, 3) == asks(3, 4, 3)
+    assert asks(3, 4, 3) != asks(3, 3, 4)
 
 
 def test_times_and_dates_of_a_client_are_names_or_left_out() -> None:
-    def asks(time: str, other: str, date: str) -> NormalForm:
+    def asks(time: str, other: str, date: str) -> tuple[bytes, ...]:
         said = [
             commands.Connection.StartOk({"connection started": f"{date} GMT"}, "PLAIN", "", "en"),
             commands.Queue.Declare(queue=f"queue1{time}"),

@@ -6,7 +6,7 @@ from pamqp import commands
 
 from tests.support.raw_client import method
 from tests.support.recording_proxy import Conversation
-from tests.support.suite_runs import LOST_MAX, Judgement, SuiteRun, compared, judge, with_results
+from tests.support.suite_runs import FEW_FAULTS, Judgement, SuiteRun, compared, judge, with_results
 
 OPEN, OPENED = method(1, commands.Channel.Open()), method(1, commands.Channel.OpenOk())
 
@@ -70,25 +70,44 @@ def test_a_test_that_passes_only_without_the_short_way_is_a_fault() -> None:
 def test_a_lost_test_is_named_if_a_second_run_has_it() -> None:
     good = run(declares("q", 0))
     bad = run(declares("q", 0), passed="b")
-    found = played(good, good, bad, good)
+    found = played(good, good, bad, good, good)
     assert (found.lost_once, found.faults) == (["a"], [])
     assert "a failed in one of two runs with the short way" in str(found)
-    assert played(good, good, bad, bad).faults == ["a passes only without the short way"]
+    assert played(good, good, bad, good, bad).faults == ["a passes only without the short way"]
+    assert not played(good, good, bad, bad, bad).faults, "it fails without the short way, too"
 
 
-def test_a_suite_is_not_run_again_if_nothing_or_too_much_is_lost() -> None:
-    tests = " ".join(f"t{number}" for number in range(LOST_MAX + 1))
+def test_a_difference_stays_a_fault_unless_another_run_without_the_short_way_has_it() -> None:
+    same, other = run(declares("q", 0)), run(declares("q", 1))
+    assert played(same, same, other, same, same).faults
+    steady = declares("steady", 0)
+    same, other = run(steady, declares("q", 0)), run(steady, declares("q", 1))
+    found = played(same, same, other, other, same)
+    assert (found.unsteady, found.faults) == (2, [])
+
+
+def test_a_suite_is_not_run_again_if_there_is_no_fault_or_too_many() -> None:
+    tests = " ".join(f"t{number}" for number in range(FEW_FAULTS + 1))
     good = run(declares("q", 0), passed=tests)
     bad = run(declares("q", 0), passed="")
     assert not played(good, good, good).faults
-    assert len(played(good, good, bad).faults) == LOST_MAX + 1
+    assert len(played(good, good, bad).faults) == FEW_FAULTS + 1
 
 
 def test_what_the_second_run_sees_is_judged_too() -> None:
     good = run(declares("q", 0))
     bad = run(declares("q", 0), passed="b")
-    assert played(good, good, bad, run(declares("q", 1))).faults
-    assert played(good, good, run(declares("q", 1), passed="b"), good).faults
+    assert played(good, good, bad, good, run(declares("q", 1))).faults
+
+
+def test_answers_to_clients_that_send_the_same_are_a_set() -> None:
+    off = [run(declares("q", 0), declares("q", 2)), run(*[declares("q", n) for n in (2, 0, 0)])]
+    found = judged(*off, run(declares("q", 0), declares("q", 0)))
+    assert (found.steady, found.faults) == (2, [])
+    assert judged(*off, run(declares("q", 1))).faults
+    assert not judged(*off, run(declares("q", 0), declares("q", 1))).unsteady
+    found = judged(off[0], run(declares("q", 0)), run(declares("q", 1), declares("s", 0)))
+    assert (found.unsteady, found.unknown) == (1, 1)
 
 
 def test_a_suite_without_connections_is_judged_by_its_tests() -> None:
