@@ -131,8 +131,9 @@ def judge(off: list[SuiteRun], on: list[SuiteRun]) -> Judgement:
         else:
             made.lost_once.append(test)
     if not any(run.connections for run in [*off, *on]):
-        made.without_amqp = True
-        made.faults += without_connections([*off, *on])
+        unexplained = without_connections([*off, *on])
+        made.without_amqp = not unexplained
+        made.faults += unexplained
         return made
     for run in on:
         _judge_connections(off, run, made)

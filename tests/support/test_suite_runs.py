@@ -120,7 +120,7 @@ def test_a_suite_without_connections_is_judged_by_its_tests() -> None:
 def test_a_suite_that_cannot_connect_is_a_fault() -> None:
     """The clients would fail tests, skip them, or pass none."""
     found = judged(*[run(passed="a", failed="b")] * 3)
-    assert found.faults == ["no connection, and b did not pass"]
+    assert (found.without_amqp, found.faults) == (False, ["no connection, and b did not pass"])
     assert judged(*[run(passed="")] * 3).faults == [
         "no connection, and a run in which no test passed"
     ]
