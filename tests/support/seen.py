@@ -28,7 +28,7 @@ and the sizes of the body's frames. What is left out may legally differ between 
 `Broken` is raised where a rule is not kept that holds in every order: frames are whole and not too
 long; the frames of a message follow each other on their channel; delivery tags are 1, 2, 3 ...; a
 consumer gets nothing before consume-ok and after cancel-ok; a publish is confirmed once; a channel
-that is closed is silent.
+that is closed is silent, but for the answer to a client that closed the channel at the same time.
 
 `asked` does the same with the bytes of the client, to find which connections of two runs belong
 together.
@@ -47,6 +47,7 @@ FRAME_END = 0xCE
 FRAME_BYTES_MAX = 131072
 PROTOCOL = b"AMQP"
 
+CONNECTION_START_OK = (10, 11)
 CONNECTION_BLOCKED, CONNECTION_UNBLOCKED = (10, 60), (10, 61)
 CONNECTION_CLOSE, CONNECTION_CLOSE_OK = (10, 50), (10, 51)
 CHANNEL_OPEN_OK, CHANNEL_CLOSE, CHANNEL_CLOSE_OK = (20, 11), (20, 40), (20, 41)
@@ -72,11 +73,19 @@ class Frame(NamedTuple):
 
 _HEX = rb"[0-9a-fA-F]"
 SERVER_NAMES = rb"amq\.(?:gen|ctag)-[\w-]{22}|amq\.rabbitmq\.reply-to\.[\w.=+/-]+"
-# What the clients of the suites make names of: uuids, other long strings of hex digits (13 of PHP's
-# uniqid), and PHP's microtime. A time whose last digits are zeros is shorter. Then the sizes before
-# it differ, too, and the connection is not found in the other run.
-_MICROTIME = rb"[0-9]{10}\.[0-9]{1,4}"
-CLIENT_NAMES = rb"%s{8}(?:-%s{4}){3}-%s{12}|%s{13,}|" % (_HEX, _HEX, _HEX, _HEX) + _MICROTIME
+# What the clients of the suites make names of. A time whose last digits are zeros is shorter, and
+# so is a low process id. Then the sizes before it differ, too, and the connection is not found in
+# the other run.
+CLIENT_NAMES = b"|".join(
+    (
+        rb"%s{8}(?:-%s{4}){3}-%s{12}" % (_HEX, _HEX, _HEX),  # a uuid
+        rb"%s{13,}" % _HEX,  # random bytes; PHP's uniqid
+        rb"(?<![0-9A-Za-z])[2-9A-HJ-NP-Za-km-z]{22}(?![0-9A-Za-z])",  # a shortuuid
+        rb"[0-9]{10}\.[0-9]{1,4}",  # PHP's microtime
+        rb"(?<=amqptools-)[0-9]+",  # a process id
+        rb"(?<=/tmp/go-build)[0-9]+",  # the path of a program of tests, in consumer tags
+    )
+)
 # The moment at which a client of PHP connected, among the properties of the client.
 CLIENT_DATE = re.compile(
     rb"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
@@ -198,13 +207,15 @@ class _Life:
         self._lowest_unconfirmed = 1
         self._consumers: dict[bytes, str] = {}  # by tag: "consumes" or "cancelled"
         self._closed = False
+        self._answered_close = False
 
     def take(self, frame: Frame) -> None:
         if self._content is not None or frame.kind != METHOD:
             self._take_content(frame)
             return
         kind = kind_of(frame.payload)
-        if self._closed:
+        # Both sides may close at once: the broker then also answers the client.
+        if self._closed and (kind != CHANNEL_CLOSE_OK or self._answered_close):
             raise Broken(f"method {kind} on a closed channel")
         if kind in (DELIVER, GET_OK, RETURN):
             self._content = _Content(frame.payload)
@@ -220,6 +231,7 @@ class _Life:
                 self._cancelled(short(frame.payload, 4))
             elif kind in (CHANNEL_CLOSE, CHANNEL_CLOSE_OK):
                 self._closed = True
+                self._answered_close = kind == CHANNEL_CLOSE_OK
             self._put("replies", frame.payload)
 
     def _put(self, head: str, line: bytes) -> None:
@@ -337,16 +349,20 @@ def asked(client: bytes, names: Names) -> tuple[bytes, ...]:
     """Return what a client sent on one connection: its frames in their order, with their channels.
 
     The order counts over channels, too: two channels may publish to one queue. Heartbeats are left
-    out. Bytes that are not frames are there as they are.
+    out. The bytes of connection.start-ok are sorted: clients in Go write the table of what they are
+    in another order each time. Bytes that are not frames are there as they are.
     """
+    found = []
     try:
-        return tuple(
-            b"%d|%d|%s" % (frame.channel, frame.kind, names.masked(frame.payload))
-            for frame in frames(client, may_be_cut=True)
-            if frame.kind != HEARTBEAT
-        )
+        for frame in frames(client, may_be_cut=True):
+            payload = names.masked(frame.payload)
+            if frame.kind == METHOD and kind_of(frame.payload) == CONNECTION_START_OK:
+                payload = bytes(sorted(payload))
+            if frame.kind != HEARTBEAT:
+                found.append(b"%d|%d|%s" % (frame.channel, frame.kind, payload))
     except Broken:
         return (names.masked(bytes(client)),)
+    return tuple(found)
 
 
 # -- two runs --------------------------------------------------------------------------------------

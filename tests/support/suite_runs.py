@@ -3,9 +3,9 @@
 The clients of a suite make names at random, open connections from many threads and wait for times.
 So connections of two runs belong together if their clients sent the same in the same order, after
 names have been replaced by numbers. Many clients may send the same in one run. The answers of the
-broker to them are *steady* if all runs without the short way have the same set of answers. An
-answer with the short way to such clients has to be in the set. All connections of all runs have to
-keep the rules of `seen`.
+broker to them are *steady* if two or more runs without the short way have such clients, and all of
+these runs have the same set of answers. An answer with the short way has to be in the set. All
+connections of all runs have to keep the rules of `seen`.
 
 A test that passes in each run without the short way has to pass with it.
 
@@ -33,6 +33,7 @@ from tests.support.seen import Broken, Names, NormalForm, asked, differences, se
 
 SUITE_S_MAX = 1800
 OFF_RUNS = 2
+WITNESSES = 2  # runs that must have a client which sent the same, for its answers to be steady
 FEW_FAULTS = 3  # with more of them no run is repeated
 
 Question = tuple[bytes, ...]
@@ -88,7 +89,7 @@ def with_results(text: str) -> SuiteRun:
 class Judgement:
     steady: int = 0
     unsteady: int = 0
-    unknown: int = 0  # no run without the short way has a client that sent the same
+    unknown: int = 0  # too few runs without the short way have a client that sent the same
     passed: int = 0
     without_amqp: bool = False
     lost_once: list[str] = field(default_factory=list)
@@ -99,7 +100,7 @@ class Judgement:
             "no connection in any run, the suite speaks no AMQP"
             if self.without_amqp
             else f"{self.steady} connections compared, {self.unsteady} that differ without the"
-            f" short way, too, {self.unknown} in no other run"
+            f" short way, too, {self.unknown} not found again"
         )
         lost = [f"\n{test} failed in one of two runs with the short way" for test in self.lost_once]
         return text + "".join(lost)
@@ -135,6 +136,8 @@ def judge(off: list[SuiteRun], on: list[SuiteRun]) -> Judgement:
         made.without_amqp = not unexplained
         made.faults += unexplained
         return made
+    for run in off:
+        made.faults += [f"without the short way: {rule}" for rule in run.broken]
     for run in on:
         _judge_connections(off, run, made)
     if not made.steady:
@@ -154,11 +157,10 @@ def without_connections(runs: list[SuiteRun]) -> list[str]:
 
 
 def _judge_connections(off: list[SuiteRun], on: SuiteRun, made: Judgement) -> None:
-    if not any(run.broken for run in off):
-        made.faults += on.broken
+    made.faults += on.broken
     for question, answers in on.answers.items():
         expected = [distinct(run.answers[question]) for run in off if question in run.answers]
-        if not expected:
+        if len(expected) < WITNESSES:
             made.unknown += len(answers)
         elif any(not same_set(each, expected[0]) for each in expected):
             made.unsteady += len(answers)

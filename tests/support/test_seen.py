@@ -31,6 +31,8 @@ def deliver(
 OPEN = method(1, commands.Channel.OpenOk())
 SUBSCRIBED = method(1, basic.ConsumeOk("c"))
 BEGINNING = OPEN + SUBSCRIBED
+CLOSED = method(1, commands.Channel.Close(404, "", 0, 0))
+CLOSE_OK = method(1, commands.Channel.CloseOk())
 CONFIRMS = [method(1, basic.Ack(n)) for n in range(1, 5)]
 
 
@@ -167,8 +169,10 @@ def test_what_may_not_differ_is_a_difference(one: list[bytes], other: list[bytes
         ([method(1, basic.CancelOk("c")), deliver(1, 1, b"x")], "cancelled"),
         ([method(1, basic.Cancel("c")), deliver(1, 1, b"x")], "cancelled"),
         ([deliver(1, 1, b"x", to="n"), method(1, basic.ConsumeOk("n"))], "before consume-ok"),
-        ([method(1, commands.Channel.Close(404, "", 0, 0)), CONFIRMS[0]], "closed channel"),
-        ([method(1, commands.Channel.CloseOk()), deliver(1, 1, b"x")], "closed channel"),
+        ([CLOSED, CONFIRMS[0]], "closed channel"),
+        ([CLOSE_OK, deliver(1, 1, b"x")], "closed channel"),
+        ([CLOSED, CLOSE_OK, CLOSE_OK], "closed channel"),
+        ([CLOSE_OK, CLOSE_OK], "closed channel"),
         ([method(2, basic.QosOk())], "channel 2 is not open"),
         ([raw_frame(3, 1, b"x")], "outside of a message"),
         ([*content(1, basic.Deliver("c", 1, False, "", ""), b"x")[:2], CONFIRMS[0]], "inside"),
@@ -180,6 +184,10 @@ def test_what_may_not_differ_is_a_difference(one: list[bytes], other: list[bytes
 def test_a_broken_rule_is_told(data: list[bytes], why: str) -> None:
     with pytest.raises(Broken, match=why):
         form(BEGINNING, *data)
+
+
+def test_a_broker_that_closed_a_channel_answers_a_client_that_did_so_too() -> None:
+    assert form(BEGINNING, CLOSED, CLOSE_OK)["channel 1, life 1, replies"][-1] == b"\0\x14\0)"
 
 
 def test_only_a_client_that_hangs_up_may_cut_a_frame() -> None:
@@ -258,6 +266,25 @@ def test_times_and_dates_of_a_client_are_names_or_left_out() -> None:
     assert one == asks("1796684459.0001", "1796684459.99", second)
     assert one != asks("1796684459.0001", "1796684459.0001", second), "it is another name"
     assert one != asks("1796684459.0001", "1796684459.999", second), "its size is another"
+
+
+def test_a_client_is_known_again_whatever_names_its_run_has_made() -> None:
+    def asks(program: str, short_uuid: str, *properties: str) -> tuple[bytes, ...]:
+        table = dict.fromkeys(properties, "a")
+        said = [
+            commands.Connection.StartOk(table, "PLAIN", "", "en"),
+            commands.Queue.Declare(queue=f"amqptools-{program[-5:]}"),
+            basic.Consume(consumer_tag=f"ctag-/tmp/go-build{program}/b001/x.test-5"),
+            basic.Publish(exchange=f"test.{short_uuid}"),
+        ]
+        data, names = b"".join(method(1, each) for each in said), Names(of_clients=True)
+        return asked(data + content_header(1, 22) + raw_frame(3, 1, short_uuid.encode()), names)
+
+    one = asks("3579102380", "vytxeTZskVKR7C7WgdSP3d", "version", "platform")
+    other = "CXc85b4rqinB7s5J52TRYb"
+    assert one == asks("1941788078", other, "platform", "version")
+    assert one != asks("1941788078", other, "platform", "product")
+    assert one != asks("1941788078", f"0{other[1:]}", "platform", "version")
 
 
 def test_frames_are_the_bytes_of_the_stream() -> None:

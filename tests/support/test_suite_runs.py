@@ -57,6 +57,8 @@ def test_another_answer_is_a_fault_if_it_was_steady() -> None:
 def test_what_no_other_run_asked_is_counted() -> None:
     off = run(declares("q", 0))
     assert judged(off, off, run(declares("r", 0))).unknown == 1
+    once = run(declares("r", 0))
+    assert judged(off, once, run(declares("r", 1))).unknown == 1, "of one run nothing is known"
 
 
 def test_a_test_that_passes_only_without_the_short_way_is_a_fault() -> None:
@@ -64,7 +66,8 @@ def test_a_test_that_passes_only_without_the_short_way_is_a_fault() -> None:
     assert judged(off, off, run(declares("q", 0), passed="b")).faults == [
         "a passes only without the short way"
     ]
-    assert not judged(off, run(passed="b"), run(declares("q", 0), passed="b")).faults
+    b = run(declares("q", 0), passed="b")
+    assert not judged(off, b, b).faults
 
 
 def test_a_lost_test_is_named_if_a_second_run_has_it() -> None:
@@ -138,3 +141,5 @@ def test_a_rule_that_is_broken_is_a_fault_whatever_was_asked() -> None:
     off, bad = run(declares("q", 0)), declares("new", 0)
     bad.server += method(2, commands.Basic.QosOk())
     assert judged(off, off, run(declares("q", 0), bad)).faults == ["channel 2 is not open"]
+    off, bad = run(declares("q", 0), bad), run(declares("q", 0))
+    assert judged(off, bad, bad).faults == ["without the short way: channel 2 is not open"]
