@@ -10,9 +10,9 @@ connections of all runs have to keep the rules of `seen`.
 A test that passes in each run without the short way has to pass with it.
 
 Some tests of the suites wait for a time that a busy machine does not keep. So if there are few
-faults, the suite runs once more in each mode, and all runs are judged together. A test that passes
-in one run with the short way is named, but no fault. Answers that differ in the third run without
-the short way are not steady.
+faults, the suite runs once more in each mode, and all runs are judged together. What one of the two
+runs with the short way does not show again, a test that fails or an answer outside of the set, is
+named, but no fault. Answers that differ in the third run without the short way are not steady.
 
 A suite that makes no connection in any run speaks no AMQP, if each of its tests passed. Then there
 is nothing to compare but its tests.
@@ -92,7 +92,7 @@ class Judgement:
     unknown: int = 0  # too few runs without the short way have a client that sent the same
     passed: int = 0
     without_amqp: bool = False
-    lost_once: list[str] = field(default_factory=list)
+    once: list[str] = field(default_factory=list)  # in one of two runs with the short way
     faults: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -102,8 +102,9 @@ class Judgement:
             else f"{self.steady} connections compared, {self.unsteady} that differ without the"
             f" short way, too, {self.unknown} not found again"
         )
-        lost = [f"\n{test} failed in one of two runs with the short way" for test in self.lost_once]
-        return text + "".join(lost)
+        return text + "".join(
+            f"\nin one of two runs with the short way: {one}" for one in self.once
+        )
 
 
 def compared(play: Callable[[dict[str, str]], SuiteRun]) -> Judgement:
@@ -130,7 +131,7 @@ def judge(off: list[SuiteRun], on: list[SuiteRun]) -> Judgement:
         if all(test in tests for tests in lost_in):
             made.faults.append(f"{test} passes only without the short way")
         else:
-            made.lost_once.append(test)
+            made.once.append(f"{test} does not pass")
     if not any(run.connections for run in [*off, *on]):
         unexplained = without_connections([*off, *on])
         made.without_amqp = not unexplained
@@ -139,7 +140,9 @@ def judge(off: list[SuiteRun], on: list[SuiteRun]) -> Judgement:
     for run in off:
         made.faults += [f"without the short way: {rule}" for rule in run.broken]
     for run in on:
-        _judge_connections(off, run, made)
+        made.faults += run.broken
+    for question in dict.fromkeys(question for run in on for question in run.answers):
+        _judge_answers(question, off, on, made)
     if not made.steady:
         made.faults.append("no connection could be compared")
     return made
@@ -156,19 +159,33 @@ def without_connections(runs: list[SuiteRun]) -> list[str]:
     return [f"no connection, and {test} did not pass" for test in others]
 
 
-def _judge_connections(off: list[SuiteRun], on: SuiteRun, made: Judgement) -> None:
-    made.faults += on.broken
-    for question, answers in on.answers.items():
-        expected = [distinct(run.answers[question]) for run in off if question in run.answers]
-        if len(expected) < WITNESSES:
-            made.unknown += len(answers)
-        elif any(not same_set(each, expected[0]) for each in expected):
-            made.unsteady += len(answers)
+def _judge_answers(
+    question: Question, off: list[SuiteRun], on: list[SuiteRun], made: Judgement
+) -> None:
+    expected = [distinct(run.answers[question]) for run in off if question in run.answers]
+    found = [run.answers[question] for run in on if question in run.answers]
+    count = sum(map(len, found))
+    if len(expected) < WITNESSES:
+        made.unknown += count
+    elif any(not same_set(each, expected[0]) for each in expected):
+        made.unsteady += count
+    else:
+        made.steady += count
+        strange = [outside(answers, expected[0]) for answers in found]
+        texts = [text for each in strange for text in each]
+        if all(strange):
+            made.faults += texts
         else:
-            made.steady += len(answers)
-            for answer in distinct(answers):
-                if answer not in expected[0]:
-                    made.faults += min((differences(one, answer) for one in expected[0]), key=len)
+            made.once += texts
+
+
+def outside(answers: list[NormalForm], expected: list[NormalForm]) -> list[str]:
+    """Return how the answers that are not among those expected differ from the nearest of them."""
+    texts: list[str] = []
+    for answer in distinct(answers):
+        if answer not in expected:
+            texts += min((differences(one, answer) for one in expected), key=len)
+    return texts
 
 
 def distinct(answers: list[NormalForm]) -> list[NormalForm]:

@@ -74,19 +74,27 @@ def test_a_lost_test_is_named_if_a_second_run_has_it() -> None:
     good = run(declares("q", 0))
     bad = run(declares("q", 0), passed="b")
     found = played(good, good, bad, good, good)
-    assert (found.lost_once, found.faults) == (["a"], [])
-    assert "a failed in one of two runs with the short way" in str(found)
+    assert (found.once, found.faults) == (["a does not pass"], [])
+    assert "in one of two runs with the short way: a does not pass" in str(found)
     assert played(good, good, bad, good, bad).faults == ["a passes only without the short way"]
     assert not played(good, good, bad, bad, bad).faults, "it fails without the short way, too"
 
 
-def test_a_difference_stays_a_fault_unless_another_run_without_the_short_way_has_it() -> None:
+def test_an_answer_is_a_fault_if_each_run_with_the_short_way_has_it() -> None:
     same, other = run(declares("q", 0)), run(declares("q", 1))
-    assert played(same, same, other, same, same).faults
+    assert played(same, same, other, same, other).faults
+    assert played(same, same, other, same, run(declares("q", 2))).faults
+    assert played(same, same, other, same, run(declares("r", 0))).faults, "it is not asked again"
+    found = played(same, same, other, same, same)
+    assert (len(found.once), found.faults) == (1, [])
+    assert "in one of two runs with the short way: channel 1" in str(found)
+
+
+def test_an_answer_is_no_fault_if_a_run_without_the_short_way_has_it() -> None:
     steady = declares("steady", 0)
     same, other = run(steady, declares("q", 0)), run(steady, declares("q", 1))
-    found = played(same, same, other, other, same)
-    assert (found.unsteady, found.faults) == (2, [])
+    found = played(same, same, other, other, other)
+    assert (found.unsteady, found.once, found.faults) == (2, [], [])
 
 
 def test_a_suite_is_not_run_again_if_there_is_no_fault_or_too_many() -> None:
@@ -97,10 +105,10 @@ def test_a_suite_is_not_run_again_if_there_is_no_fault_or_too_many() -> None:
     assert len(played(good, good, bad).faults) == FEW_FAULTS + 1
 
 
-def test_what_the_second_run_sees_is_judged_too() -> None:
-    good = run(declares("q", 0))
-    bad = run(declares("q", 0), passed="b")
-    assert played(good, good, bad, good, run(declares("q", 1))).faults
+def test_a_rule_that_one_of_two_runs_breaks_is_a_fault() -> None:
+    good, bad = run(declares("q", 0)), run(declares("q", 0), passed="b")
+    bad.broken.append("a rule")
+    assert played(good, good, bad, good, good).faults == ["a rule"]
 
 
 def test_answers_to_clients_that_send_the_same_are_a_set() -> None:
