@@ -200,8 +200,8 @@ class Pipeline:
         Clients bind one key after the other, so the answer is kept for as long as it holds.
         """
         if not (
-            self._foresight.can_bind_any_key(source, queue)
-            and ahead.may_bind(self._session.vhost, source, queue)
+            ahead.may_bind(self._session.vhost, source, queue)
+            and self._foresight.can_bind_any_key(source, queue)
         ):
             return False
         self._judged = ahead.epoch, source, queue
