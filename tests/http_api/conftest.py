@@ -11,7 +11,7 @@ import json
 import os
 import time
 from asyncio import Future
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,13 +134,21 @@ class FakeShards:
 class FakeDoor:
     number: int = 0
 
+    def read_binds(self) -> None: ...
+
 
 @dataclass
 class FakeDoors:
     closed: list[tuple[str, int, str]] = field(default_factory=list)
     other_versions: dict[int, int] = field(default_factory=dict)
 
-    def hand_out(self, version: int, changes: list[AnyChange], waited: bool = True) -> None: ...
+    def hand_out(
+        self,
+        version: int,
+        changes: list[AnyChange],
+        waited: bool = True,
+        by: Collection[str] = (),
+    ) -> None: ...
 
     def say_together(self, say: Callable[[], None]) -> None:
         say()
