@@ -206,13 +206,20 @@ class Server:
         if now >= self.shard.upkeep.due:
             self._threads.begin_reclaim(now)
         self._threads.begin_settled_sync()
-        if self.shard.syncs.may_begin:
-            if 0 < taken <= FEW_MESSAGES and self._alone and self._threads.are_quick:
-                # Deliveries leave with the confirms: a front door that wakes up has both to do.
+        is_quick = 0 < taken <= FEW_MESSAGES and self._alone and self._threads.are_quick
+        if is_quick and not self._threads.has_copies:
+            self.links.send(self.shard.turn_end(now))  # consumers work while the disk does
+            if self.shard.syncs.may_begin:
                 self._threads.sync_here()
-            else:
-                self._threads.begin_sync()
-        self.links.send(self.shard.turn_end(now))
+                self.links.send(self.shard.turn_end(now))
+        else:
+            if self.shard.syncs.may_begin:
+                if is_quick:
+                    # Deliveries leave with the confirms, so that the front door wakes up once.
+                    self._threads.sync_here()
+                else:
+                    self._threads.begin_sync()
+            self.links.send(self.shard.turn_end(now))
         self._threads.begin_settled_sync()
         if self.shard.syncs.has_answered:
             self.shard.syncs.has_answered = False

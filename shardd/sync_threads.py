@@ -155,6 +155,11 @@ class SyncThreads:
         self._step: Step | None = None  # the step under way in the reclaimer
 
     @property
+    def has_copies(self) -> bool:
+        """Return whether a sync waits for other nodes, too."""
+        return self._copies is not None
+
+    @property
     def are_quick(self) -> bool:
         """Return whether the loop itself may wait for a sync of messages."""
         return self.messages.usual_s < self._quick_s

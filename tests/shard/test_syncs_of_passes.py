@@ -15,11 +15,19 @@ from tests.shard.test_copied_syncs import Copies, Syncs
 NOW = 1000
 
 
-def passed(monkeypatch: pytest.MonkeyPatch, taken: int, *, are_quick: bool, alone: bool) -> Any:
+def passed(
+    monkeypatch: pytest.MonkeyPatch,
+    taken: int,
+    *,
+    are_quick: bool,
+    alone: bool,
+    has_copies: bool = True,
+) -> Any:
     """Return in which order a pass syncs and sends, after so many messages were taken in."""
     order: list[str] = []
     threads = SimpleNamespace(
         are_quick=are_quick,
+        has_copies=has_copies,
         sync_here=lambda: order.append("sync"),
         begin_sync=lambda: order.append("begin"),
         begin_settled_sync=lambda: None,
@@ -39,11 +47,18 @@ def passed(monkeypatch: pytest.MonkeyPatch, taken: int, *, are_quick: bool, alon
     return order
 
 
-def test_deliveries_leave_with_the_confirms_of_a_quick_sync(
+def test_with_copies_deliveries_leave_with_the_confirms_of_a_quick_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order = passed(monkeypatch, FEW_MESSAGES, are_quick=True, alone=True)
     assert order == ["sync", "deliveries and confirms"]
+
+
+def test_with_one_copy_consumers_work_while_the_disk_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order = passed(monkeypatch, FEW_MESSAGES, are_quick=True, alone=True, has_copies=False)
+    assert order == ["deliveries and confirms", "sync", "deliveries and confirms"]
 
 
 @pytest.mark.parametrize(
