@@ -185,7 +185,8 @@ class Pair:
 
     def __init__(self, tmp_path: Path, door: BindsPipe) -> None:
         self.links, self.controller, self.wire = DoorLinks("boot", [0]), Heard(), Wire()
-        self.links.handler, self.links._directory = self.controller, tmp_path  # type: ignore[assignment]
+        self.links.handler = self.controller  # type: ignore[assignment] # what it hears
+        self.links._directory = tmp_path
         self.stream = self.links.connection()
         self.stream.connection_made(self.wire)
         self.say(DoorHello(WIRE.most, 0, 1, 1, "", 0))
