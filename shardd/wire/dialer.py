@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 # The wait before the next session. It is longer than the step of an incarnation, so that the next
 # process of a peer has a higher incarnation than all sessions of this one.
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 2.0
-RECONNECT_MS = -1  # never
+# ZeroMQ is never to connect again. If it is told so (-1), it throws away what it has received, and
+# nobody has taken, when a connection ends. So it would wait for a day: a session is over before.
+RECONNECT_MS = 24 * 3600 * 1000
 ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
@@ -35,8 +37,8 @@ class Dialer:
 
     `incarnation` is that of the session that is open or was open last, and `first` that of the
     first session. `began` is called for each new session, before it is connected: what is sent
-    there leaves when it is. `speaks` is called when `take` may have messages, `ended` when a
-    session has ended.
+    there leaves when it is. `speaks` is called when `take` may have messages, and takes one at
+    least. `ended` is called when a session has ended, behind its last message.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Dialer:
         try:
             self._socket.send(message, AT_ONCE)
         except zmq.Again:
-            return  # the session has ended, and the monitor is about to say so
+            return  # the address cannot be connected to
         # To send may use up the change that the descriptor would report.
         # The value of this option is an int.
         if not self._is_called and self._socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator]
@@ -149,7 +151,9 @@ class Dialer:
             self._speaks()
 
     def _end(self) -> None:
-        self._heard()  # the last words
+        # The value of this option is an int.
+        while self._socket is not None and self._socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator]
+            self._heard()  # the last words
         self._give_up()
 
     def _give_up(self) -> None:
