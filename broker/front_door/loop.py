@@ -92,7 +92,7 @@ class PassLoop(PassState):
         """Sleep before a pass begins, but for what the shards say."""
         if self.beside is not None:
             self.beside()
-        self.links.hear_for(seconds)
+        self.links.inbox.hear_for(seconds)
 
     def next_read_buffer(self) -> bool:
         """Read next into other memory if bodies were lent from this one; return whether some were.

@@ -173,6 +173,7 @@ class Shards(LinksState):
         self.credits: list[tuple[int, int, int, int]] = []
         self.flushed: list[tuple[int, ...]] = []
         self.heard_for: list[float] = []
+        self.inbox = SimpleNamespace(hear_for=self.heard_for.append)
         self.crowd: list[int] = []
         self.left_behind = False
         self.forgotten: list[int] = []
@@ -239,9 +240,6 @@ class Shards(LinksState):
         bounded = any(least)
         self.flushed.append(least if bounded else ())
         return self.left_behind and bounded
-
-    def hear_for(self, seconds: float) -> None:
-        self.heard_for.append(seconds)
 
     def crowded(self, fed: int) -> list[int]:
         return [shard for shard in self.crowd if fed >> shard & 1]

@@ -228,7 +228,7 @@ async def test_what_a_shard_says_is_heard_while_passes_keep_their_distance(
     _, shared = accepted
     by_zmq: list[bytes] = []
     shard = lane.Lane(shared, pair.shards[0].who, by_zmq.append, at_shard=True)
-    pair.links.hear_for(0.001)  # that it is there
+    pair.links.inbox.hear_for(0.001)  # that it is there
     waits = pair.publish()
     messages: list[envelope.Message] = []
     while not messages:  # the words that what follows comes through the ring, and then that
@@ -239,7 +239,7 @@ async def test_what_a_shard_says_is_heard_while_passes_keep_their_distance(
     await pair.shards[0].send(lambda *_: by_zmq.pop())
     await pair.heard.until(lambda: pair.heard.told_what)
     shard.send(envelope.confirmed(*pair.shards[0].who, 1))
-    pair.links.hear_for(0.001)
+    pair.links.inbox.hear_for(0.001)
     assert waits.log == ["confirmed"]
     shard.close()
 

@@ -267,10 +267,6 @@ class ShardLinks(LinksState):
         """Ask a shard; return the answer behind the epoch that gave it."""
         return await self._requests.ask_in_epoch(shard, make)
 
-    def hear_for(self, seconds: float) -> None:
-        """Sleep that long and handle meanwhile what shards ring about."""
-        self.inbox.hear_for(seconds)
-
     def is_up(self, shard: int) -> bool:
         return self.links[shard].up
 
