@@ -79,6 +79,7 @@ class Scene:
             due=self.due,
             events=self,  # type: ignore[arg-type] # hears by __getattr__
             on_control=lambda _, message: self.controls.append(envelope.read_control(message)),
+            on_ended=lambda _: None,
         )
         self.routes = Routes()
         self.routes.learn(LINE, TARGETS, [(SHARD, [7])], True)
@@ -113,7 +114,7 @@ class Scene:
         return PEER, INCARNATION, self.link.epoch, SHARD
 
     def leave(self, now: float = 0.0) -> None:
-        self.link.away_since = now
+        self.link.away_since, self.link.has_last_words = now, True
         self.link.ended(self.link.epoch)
 
 

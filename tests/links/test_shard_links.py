@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from shardmq.broker.front_door.hot_state import DELIVERY_CREDIT_BYTES
+from shardmq.broker.front_door.links import shard_links
 from shardmq.broker.front_door.links.shard_link import PUBLISH_WINDOW_BYTES
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
@@ -18,6 +20,7 @@ from shardmq.broker.shared.config import BrokerConfig
 from shardmq.shardd.wire import codec, envelope, lane
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import TARGETS, Routes
+from shardmq.shardd.wire.session import SessionKeys
 from tests.reference import wire as reference
 from tests.support.fake_shard import FakeShard
 
@@ -450,3 +453,156 @@ async def test_a_batch_never_mixes_vhosts(pair: Pair) -> None:
     pair.links.flush()
     counts = [codec.read_publish((await pair.shards[0].receive())[1]).messages for _ in range(3)]
     assert counts == [2, 1, 1]
+
+
+class Session:
+    """A session to a shard of another node, in place of a Dialer."""
+
+    made: list[Session]
+
+    def __init__(self, context: Any, address: str, keys: Any, first: int, **calls: Any) -> None:
+        self.address, self.incarnation, self.is_closed = address, first, False
+        self.sent: list[wire.Control | int] = []
+        self._said: list[bytes] = []
+        self._began, self._speaks, self.ended = calls["began"], calls["speaks"], calls["ended"]
+        self.who = 0, first, 5 + len(self.made), 0
+        self.made.append(self)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._began()
+
+    def send(self, message: bytes) -> None:
+        kind = envelope.read(message).kind
+        self.sent.append(envelope.read_control(message) if kind == wire.CONTROL else kind)
+
+    def say(self, message: bytes | wire.Control) -> None:
+        is_whole = isinstance(message, bytes)
+        self._said.append(message if is_whole else bytes(envelope.control(*self.who, message)))
+        self._speaks()
+
+    def take(self) -> bytes | None:
+        return self._said.pop(0) if self._said else None
+
+    def close(self, linger_ms: int = 0) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+async def moving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+    """Yield links to a shard at tcp://first of another node, which is there."""
+    monkeypatch.setattr(Session, "made", [], raising=False)
+    monkeypatch.setattr(shard_links, "Dialer", Session)
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    config = BrokerConfig(
+        runtime_dir=str(tmp_path), door=0, shards=[], listen_fds=[], boot="b",
+        session_keys=SessionKeys(public, secret, 10.0), node_timeout_s=6.0,
+    )  # fmt: skip
+    heard = Heard()
+    links = ShardLinks(config, 99, heard)
+    starting = asyncio.create_task(links.start())
+    await asyncio.sleep(0)
+    links.learn(0, "tcp://first")
+    Session.made[0].say(wire.Hello(1, True))
+    await starting
+    yield Pair(links, heard, [])
+    if not links._context.closed:
+        links.stop()
+
+
+async def test_a_shard_that_is_handed_over_is_heard_until_its_session_ends(moving: Pair) -> None:
+    links, [first] = moving.links, Session.made
+    sent, unsent, asked = moving.publish(), moving.publish(), Waits()
+    links.tell(0, links.links[0].settled_waits.ask([7], asked))
+    first.say(wire.Hello(1, False, leaving=True))
+    said = list(first.sent)
+    assert said[-1] == wire.Paused()
+    for address in ("tcp://second", "tcp://third", "tcp://third"):
+        links.learn(0, address, "c")
+    later = moving.publish()
+    counted = links.ask(0, lambda number: wire.Count(number, 7))
+    assert first.sent == said and not links.is_up(0), "it is asked nothing more"
+    first.say(envelope.confirmed(*first.who, 1))
+    first.say(wire.SettledSynced(1, True))
+    assert (sent.log, asked.log, unsent.log) == (["confirmed"], ["confirmed"], [])
+    assert (Session.made, moving.heard.aways) == ([first], [])
+    first.ended()
+    assert first.is_closed and moving.heard.aways == [0]
+    assert (sent.log, unsent.log, later.log) == (["confirmed"], ["lost"], [])
+    [_, third] = Session.made
+    third.say(wire.Hello(2, True))
+    links.flush()
+    third.say(envelope.confirmed(*third.who, 3))
+    assert (third.address, later.log) == ("tcp://third", ["confirmed"])
+    assert [what for what in third.sent if isinstance(what, wire.Count)] == [wire.Count(1, 7)]
+    third.say(wire.Done(1, 3, 2))
+    assert await counted == wire.Done(1, 3, 2)
+
+
+async def test_a_former_leader_that_does_not_end_is_heard_for_a_bounded_time(
+    moving: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_links, "HANDED_OVER_S_MAX", 0.0)
+    [first], waits = Session.made, moving.publish()
+    first.say(wire.Hello(1, False, leaving=True))
+    moving.links.learn(0, "tcp://second")
+    await moving.heard.until(lambda: waits.log)
+    assert (waits.log, first.is_closed, len(Session.made)) == (["lost"], True, 2)
+    first.say(envelope.confirmed(*first.who, 1))
+    assert waits.log == ["lost"]
+
+
+async def test_a_shard_that_was_not_handed_over_is_asked_at_its_next_place_at_once(
+    moving: Pair,
+) -> None:
+    """Its former process may stand still, and answer what was true before."""
+    [first], waits = Session.made, moving.publish()
+    moving.links.learn(0, "tcp://second")
+    assert (waits.log, first.is_closed, len(Session.made)) == (["lost"], True, 2)
+
+
+@pytest.mark.parametrize("news", ["it stays", "it is gone", "the front door stops"])
+async def test_a_shard_is_not_reached_at_a_next_place_that_is_old_news(
+    moving: Pair, monkeypatch: pytest.MonkeyPatch, news: str
+) -> None:
+    monkeypatch.setattr(shard_links, "HANDED_OVER_S_MAX", 0.0)
+    [first] = Session.made
+    first.say(wire.Hello(1, False, leaving=True))
+    moving.links.learn(0, "tcp://second")
+    if news == "it stays":
+        moving.links.learn(0, "tcp://first")
+    elif news == "it is gone":
+        moving.links.forget_shard(0)
+    else:
+        moving.links.stop()
+    later = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.0, later.set_result, None)
+    await later
+    assert Session.made == [first] and first.is_closed == (news != "it stays")
+
+
+async def test_a_shard_of_this_node_that_is_handed_over_is_heard_until_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "made", [], raising=False)
+    monkeypatch.setattr(shard_links, "Dialer", Session)
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    config = BrokerConfig(
+        runtime_dir=str(tmp_path), door=0, shards=[0], listen_fds=[], boot="b",
+        session_keys=SessionKeys(public, secret, 10.0), node_timeout_s=6.0,
+    )  # fmt: skip
+    shard, heard = FakeShard(tmp_path, 0), Heard()
+    links = ShardLinks(config, 99, heard)
+    starting = asyncio.create_task(links.start())
+    await shard.greet()
+    await asyncio.wait_for(starting, 60)
+    first, second = (Pair(links, heard, [shard]).publish() for _ in range(2))
+    await shard.say(wire.Hello(1, False, leaving=True))
+    heads = [(await shard.receive())[0].kind for _ in range(3)]
+    assert heads == [wire.PUBLISH, wire.PUBLISH, wire.CONTROL]
+    links.learn(0, "tcp://second")
+    assert Session.made == []
+    await shard.send(lambda *who: envelope.confirmed(*who, 1))
+    shard.close()
+    await heard.until(lambda: Session.made)
+    assert (first.log, second.log) == (["confirmed"], ["lost"])
+    links.stop()

@@ -31,6 +31,9 @@ log = logging.getLogger("shardmq.broker.front_door.links.shard_link")
 # The last words of a shard arrive on another connection than the one whose end is noticed. Confirms
 # among them still count.
 LAST_WORDS_S = 0.05
+# The session to a shard that is handed over ends behind the last confirms. They come by another way
+# than the news of who leads next, which wait for the end of the session so long.
+HANDED_OVER_S_MAX = 0.5
 # Publishes that want a confirm wait this long for a shard that is away; then they are nacked.
 AWAY_S_MAX = 2.0
 # A shard of another node counts as down when it has been away for `cluster.node_timeout_s` and so
@@ -110,7 +113,8 @@ class ShardLink(LinkState):
 
     `way` is the socket to the processes of the shard, or the lane to the shard of this process.
     It is None for a shard of another node, which `dialer` leads to when the shard is known.
-    A shard of another node is down when it has been away for `down_s`.
+    A shard of another node is down when it has been away for `down_s`. `on_ended` is called when a
+    process is gone and has nothing more to say.
     `process` is the incarnation of this front door, and `incarnation` that by which the shard knows
     it. `epoch` counts the processes of the shard, 0 before the first. `settles` holds the settles
     to tell. The packer, the sizes and `due` are shared by all links.
@@ -128,6 +132,7 @@ class ShardLink(LinkState):
         due: Due,
         events: Events,
         on_control: Callable[[ShardLink, envelope.Message], None],
+        on_ended: Callable[[ShardLink], None],
         bodies: BodyMemory | None = None,
         process: int = 0,
         down_s: float = 0.0,
@@ -167,6 +172,7 @@ class ShardLink(LinkState):
         self.by_header: dict[envelope.Message, Callable[[envelope.Message], None]] = {}
         self.peer, self.incarnation, self._process = peer, incarnation, process
         self.packer, self._sizes, self._events = packer, sizes, events
+        self._on_ended = on_ended
         self.batch_messages, self.batch_bytes = sizes.messages, sizes.bytes
         self._bodies = bodies
         self.lends = False  # the shard sees the memory of `bodies`
@@ -177,8 +183,8 @@ class ShardLink(LinkState):
         self.aside: list[tuple[bytes, int, list[Unconfirmed]]] = []
         # The shard has been away for too long: logged once each.
         self._nacking = self._dropping = False
-        # The process is about to hand the shard over. It is away, but for its last words.
-        self._is_paused = False
+        # The process hands the shard over, or has ended. It is away, but for its last words.
+        self.has_last_words = False
 
     @property
     def is_elsewhere(self) -> bool:
@@ -208,9 +214,9 @@ class ShardLink(LinkState):
         def heard() -> None:
             while monitor.poll(0):
                 recv_monitor_message(monitor)
-                if self.up or self._is_paused:
+                if self.up or self.has_last_words:
                     self.away_since = loop.time() if self.up else self.away_since
-                    self._is_paused = False
+                    self.has_last_words = True
                     loop.call_later(LAST_WORDS_S, self.ended, self.epoch)
 
         loop.add_reader(monitor.fileno(), heard)
@@ -225,14 +231,13 @@ class ShardLink(LinkState):
 
     def session_ended(self) -> None:
         """Take the shard for gone: its session has ended."""
-        if self.up or self._is_paused:
-            self.ended(self.epoch)
+        self.ended(self.epoch)
 
     def move(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Take the process for gone, and have no way until there is one to the next process."""
         self.close(loop, 0)
         self.socket = self.dialer = None
-        if loop is not None and (self.up or self._is_paused):
+        if loop is not None:
             self.ended(self.epoch)
 
     def leave(self) -> None:
@@ -364,7 +369,7 @@ class ShardLink(LinkState):
         self.away_since = None
         self.leaders_waited_for = 0
         self._nacking = self._dropping = self.stalled = False
-        self._is_paused = False
+        self.has_last_words = False
         self.in_flight = 0
         self.settles.take()
         self.credits.clear()
@@ -388,18 +393,19 @@ class ShardLink(LinkState):
         """
         if self.up:
             self.tell(wire.Paused())
-            self.away_since, self._is_paused = now, True
+            self.away_since, self.has_last_words = now, True
 
     def ended(self, epoch: int) -> None:
         """Note that the process of this epoch is gone and has nothing more to say."""
-        if self.epoch == epoch:
+        if self.epoch == epoch and (self.up or self.has_last_words):
             if self.up:
                 self.away_since = asyncio.get_running_loop().time()
-            self._is_paused = False
+            self.has_last_words = False
             log.warning("shard %d is gone%s", self.shard, _nacked(self._lose_sent()))
             self.in_flight = sum(weight for _, weight, _ in self.aside)
             self._events.away(self.shard)
             self._events.received()
+            self._on_ended(self)
 
     def tick(self, now: float) -> None:
         """Give up publishes that wait for a shard that stays away or whose disk does not answer.

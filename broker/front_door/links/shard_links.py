@@ -30,6 +30,7 @@ from shardmq.broker.front_door.hot_state import LinksState
 from shardmq.broker.front_door.links.shard_inbox import ShardInbox
 from shardmq.broker.front_door.links.shard_link import (
     DOWN_MARGIN_S,
+    HANDED_OVER_S_MAX,
     BatchSizes,
     Events,
     ShardLink,
@@ -120,6 +121,7 @@ class ShardLinks(LinksState):
                 due=self.due,
                 events=events,
                 on_control=self._on_control,
+                on_ended=self._move,
                 bodies=self.bodies,
                 down_s=config.node_timeout_s + DOWN_MARGIN_S,
             )
@@ -138,6 +140,8 @@ class ShardLinks(LinksState):
         self.on_acks_waited: Callable[[], None] = lambda: None
         self._joined_all = 0.0  # loop time
         self._set_aside = 0  # bit mask of the shards that may have batches set aside
+        # By shard, its next address, while the last words of its process are waited for.
+        self._moves: dict[int, str] = {}
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -169,24 +173,36 @@ class ShardLinks(LinksState):
         `node` is the name of another node.
 
         If another node leads a shard now, that is another process of the shard. Publishes that wait
-        for the shard stay.
+        for the shard stay. A process that hands the shard over is sent nothing more, and what it
+        has confirmed may still be on its way: it is heard until its session ends.
         """
         link = self.links[shard]
         link.node = node
-        if link in self.known:
-            at = HERE if link.dialer is None else link.dialer.address
-            if at == address:
-                return
-            self.inbox.close_lane(link)
-            link.move(self._loop)
-        else:
+        if link not in self.known:
             self.known.append(link)
+        elif address == (HERE if link.dialer is None else link.dialer.address):
+            self._moves.pop(shard, None)
+            return
+        is_waited_for = shard in self._moves
+        self._moves[shard] = address
+        if not link.has_last_words or self._loop is None:
+            self._move(link)
+        elif not is_waited_for:
+            self._loop.call_later(HANDED_OVER_S_MAX, self._move, link)
+
+    def _move(self, link: ShardLink) -> None:
+        """Take the process of a shard for gone, and reach the shard at its next address, if any."""
+        address = self._moves.pop(link.shard, None)
+        if address is None:
+            return
+        self.inbox.close_lane(link)
+        link.move(self._loop)
         if address == HERE:
             link.socket = _socket(self._context, zmq.PUSH)
             link.incarnation = self._incarnation_here
         else:
             assert self._keys is not None, "only a cluster has other nodes"
-            assert not link.is_local, f"shard {shard} is of this process"
+            assert not link.is_local, f"shard {link.shard} is of this process"
             link.dialer = Dialer(
                 self._context,
                 address,
@@ -197,16 +213,18 @@ class ShardLinks(LinksState):
                 ended=link.session_ended,
             )
         if self._one_up is not None and self._loop is not None:
-            link.connect(self._loop, f"ipc://{self._runtime_dir}/shard-{shard}.sock")
+            link.connect(self._loop, f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
             link.join(self.endpoint)
 
     def forget_shard(self, shard: int) -> None:
         """Take a shard of another node for gone, for good or until it is learnt of again."""
         link = self.links[shard]
+        self._moves.pop(shard, None)
         self.known.remove(link)
         link.leave()
 
     def stop(self) -> None:
+        self._moves.clear()
         self.inbox.stop_receiving()
         self.flush()
         self.inbox.close()
