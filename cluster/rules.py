@@ -461,8 +461,9 @@ class Leader:
     def hand_over(self, node: str, now: float) -> Effects:
         """Give the lead to a member of the in-sync set, as soon as it has all there is.
 
-        The caller begins no operation any more. The end of this is a StepDown, unless another call
-        with "" takes it back before.
+        If this member has left, or is not connected, another one gets the lead. The caller begins
+        no operation any more. The end of this is a StepDown, unless another call with "" takes it
+        back before.
         """
         self._hands_over_to = node
         return self._act(now)
@@ -608,10 +609,11 @@ class Leader:
         fit = [
             peer
             for peer in self.peers.values()
-            if peer.node in self.record.in_sync
-            and peer.state is PeerState.STREAMING
-            and (stalled or (peer.node == self._hands_over_to and peer.acked >= self._last_sync))
+            if peer.node in self.record.in_sync and peer.state is PeerState.STREAMING
         ]
+        if not stalled:
+            named = [peer for peer in fit if peer.node == self._hands_over_to]
+            fit = [peer for peer in named or fit if peer.acked >= self._last_sync]
         if not fit:
             return None
         heir = max(fit, key=lambda peer: (peer.acked, peer.node))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from shardmq.cluster.rules import (
     Ack,
@@ -291,6 +292,24 @@ def test_a_hand_over_waits_until_the_heir_has_all() -> None:
     heir = record("b", term=4, leader="b")  # it must not wait for the next process of this node
     assert leader.heard("b", Ack(1, 3, 1), 0.2) == [Propose(heir, 10), Confirm(1)]
     assert leader.swapped(11, 0.3) == [StepDown("b leads in term 4")]
+
+
+@pytest.mark.parametrize("end", ["it has left", "its connection has ended"])
+def test_an_heir_that_is_not_there_any_more_is_not_waited_for(end: str) -> None:
+    leader = leading("a", "b", "c")
+    leader.greeted(hello(), Position(2, 0), 0, 0.0)
+    leader.greeted(hello("c", held=replace(HELD_B, copy="copy-c")), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    leader.sync_done(1)
+    leader.heard("c", Ack(1, 3, 1), 0.1)
+    assert leader.hand_over("b", 0.1) == [], "as long as it is there, it may only be slow"
+    [proposed] = (
+        leader.heard("b", Leaving(1, 3), 0.2)
+        if end == "it has left"
+        else leader.disconnected("b", 1, 0.2)
+    )
+    assert isinstance(proposed, Propose)
+    assert (proposed.record.term, proposed.record.leader) == (4, "c")
 
 
 def test_a_leader_stays_in_the_set_if_its_heir_could_confirm_nothing_without_it() -> None:
