@@ -265,15 +265,27 @@ class Vhost:
         They come by the hundred, so what neighbours have in common is looked up once.
         """
         for (source, kind, destination), run in groupby(puts, _ends_of):
-            self._put_run(source, kind, destination, run)
+            of_both = ((put.routing_key, put.arguments or NOTHING_SAID) for put in run)
+            self._put_run(source, kind, destination, of_both)
+
+    def bind_queue(self, source: str, queue: str, keys: Iterable[str]) -> list[str]:
+        """Add bindings of a queue without arguments, and return the keys of those that are new.
+
+        Nothing is added if the exchange or the queue is not there.
+        """
+        new = self._put_run(source, "queue", queue, ((key, NOTHING_SAID) for key in keys))
+        return [key for key, _ in new]
 
     def _put_run(
-        self, source: str, kind: str, destination: str, puts: Iterable[BindingPut]
-    ) -> None:
-        """Add bindings between two ends, with one new table."""
+        self, source: str, kind: str, destination: str, puts: Iterable[tuple[str, dict[str, Any]]]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Add bindings between two ends by their keys and arguments, with one new table.
+
+        Return these of the bindings that are new.
+        """
         exchange, end = self.exchanges.get(source), self.destination(kind, destination)
         if not source or exchange is None or end is None:
-            return
+            return []
         # Keep the strings of the things themselves: each of many bindings came with its own.
         source, kind, destination = exchange.name, sys.intern(kind), end.name
         bindings, to = (
@@ -281,8 +293,7 @@ class Vhost:
             self._to.setdefault((kind, destination), {}),
         )
         new: list[tuple[str, dict[str, Any]]] = []
-        for put in puts:
-            key, arguments = put.routing_key, put.arguments or NOTHING_SAID
+        for key, arguments in puts:
             identity = (
                 source,
                 kind,
@@ -296,6 +307,7 @@ class Vhost:
                 )
                 new.append((key, arguments))
         self.table = self.table.with_bindings(source, kind, destination, new)
+        return new
 
     def delete_binding(self, gone: BindingDelete) -> None:
         key = binding_key(gone)
