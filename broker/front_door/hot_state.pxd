@@ -4,7 +4,7 @@
 The classes are in hot_state.pyx.
 """
 
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from shardmq.broker.amqp.frames cimport Sizes
 from shardmq.shardd.wire.codec cimport Packer, Tally
@@ -270,3 +270,24 @@ cdef class SocketState:
     cdef int write_later(
         self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit
     ) except -1
+
+
+cdef class BindRuns:
+    cdef public long epoch, unanswered
+    cdef public int pipe
+    cdef public list collected
+    cdef public object first
+
+
+cdef class BindRun:
+    cdef BindRuns runs
+    cdef readonly str vhost, source, queue
+    cdef readonly list ends
+    cdef public Py_ssize_t put_in
+    cdef public bint is_collected
+    cdef long epoch
+    cdef object around
+    cdef bytes head, tail
+
+    cdef bint collect(self) except -1
+    cdef bint add(self, const uint8_t *key, size_t size) except -1

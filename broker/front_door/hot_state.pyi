@@ -19,6 +19,7 @@ ALONE_PASSES: int
 AT_ONCE_PASSES: int
 COMPANY_PASSES: int
 MUCH: int
+UNANSWERED_MAX: int
 
 class MessageCounts:
     received: int
@@ -290,3 +291,28 @@ class Reads:
     short: int
     held: int
     def may_wait(self) -> bool: ...
+
+class BindRuns:
+    epoch: int
+    unanswered: int
+    pipe: int
+    collected: list[BindRun]
+    first: Callable[[BindRun], None]
+    def __init__(self) -> None: ...
+
+class BindRun:
+    put_in: int
+    is_collected: bool
+    @property
+    def vhost(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def ends(self) -> list[tuple[str, str, str]]: ...
+    def __init__(self, runs: BindRuns, vhost: str, ends: list[tuple[str, str, str]]) -> None: ...
+    def go_on(self, around: Callable[[], tuple[bytes, bytes]]) -> None: ...
+    def end(self) -> None: ...
+    def answered(self, count: int) -> list[tuple[str, str, str]]: ...
+    def bind(self, key: bytes) -> bool: ...

@@ -5,7 +5,8 @@ Each class here is the base of a Python class, which has all else of the same th
 Channel, Confirms, Limit, ConsumingChannel, Consumer, Unacked, Settles, ShardLink, Output, PassLoop,
 Spans and ClientSocket. A fact is in one of the two classes, never in both. Python reads and sets
 the attributes like any others; the short way (short_way.pyx) reads and sets them without Python.
-What the passes keep to decide when small reads may pile up is in pace.pxi.
+What the passes keep to decide when small reads may pile up is in pace.pxi, and what binds that are
+answered ahead of the controller keep in bind_runs.pxi.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -1017,3 +1018,4 @@ cdef class SocketState:
 
 
 include "pace.pxi"
+include "bind_runs.pxi"

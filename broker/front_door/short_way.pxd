@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from shardmq.broker.amqp.frames cimport Incoming
 from shardmq.broker.amqp.octets cimport Row
 from shardmq.broker.front_door.hot_state cimport (
-    AllotmentState, ConfirmsState, ConsumerState, Due, LinkState, MessageCounts, PassState,
+    AllotmentState, BindRun, ConfirmsState, ConsumerState, Due, LinkState, MessageCounts, PassState,
     PublishingState, SocketState, SpansState, UnackedState,
 )
 from shardmq.shardd.wire.codec cimport Packer, Routes
@@ -45,6 +45,8 @@ cdef class Inlet:
     cdef Routes routes
     cdef str vhost
     cdef object binds, failed
+    cdef BindRun run  # the last run of binds ahead; None before the first
+    cdef bytes bound  # what its binds begin with, to their routing key
     cdef size_t taken  # of the read: where the first frame begins that is not taken
     cdef readonly uint64_t things, fed
     cdef public bint published
@@ -59,6 +61,7 @@ cdef class Inlet:
     ) except -1
     cdef bint answer_channel(self, const uint8_t *base, size_t *position, size_t end) except -1
     cdef bint bind(self, const uint8_t *base, size_t *position, size_t end) except -1
+    cdef bint go_on_binding(self, const uint8_t *p, size_t size, uint32_t number) except -1
     cdef bint settle(self, const uint8_t *base, size_t *position, size_t end) except -1
     cdef bint settle_range(self, UnackedState unacked, uint64_t first, uint64_t last) except -1
     cdef bint settle_through(self, UnackedState unacked, uint64_t tag) except -1

@@ -3,6 +3,7 @@ from typing import Any
 
 from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.hot_state import (
+    BindRun,
     LinkState,
     MessageCounts,
     PassState,
@@ -46,7 +47,7 @@ class ShortWay:
         channels: Any,
         waiting: Any,
         cache: Any,
-        bind: Callable[[Any, list[tuple[str, str, str]]], bool],
+        bind: Callable[[Any, list[tuple[str, str, str]]], BindRun | None],
         failed: Callable[[BaseException], None],
     ) -> Inlet: ...
 

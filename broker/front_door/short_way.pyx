@@ -55,9 +55,9 @@ from shardmq.broker.amqp.frames cimport (
 )
 from shardmq.broker.amqp.octets cimport Row, get16, get32, get64
 from shardmq.broker.front_door.hot_state cimport (
-    AllotmentState, ConfirmsState, ConsumerState, ConsumingState, Due, LimitState, LinkState,
-    MessageCounts, PassState, PublishingState, SettlesState, SocketState, Span, SpansState,
-    UnackedState, Waiting, acks_together,
+    AllotmentState, BindRun, ConfirmsState, ConsumerState, ConsumingState, Due, LimitState,
+    LinkState, MessageCounts, PassState, PublishingState, SettlesState, SocketState, Span,
+    SpansState, UnackedState, Waiting, acks_together,
 )
 from shardmq.broker.front_door.hot_state import NO_HURRY
 from shardmq.shardd.wire.codec cimport PACKED_ALL, PACKED_CHANNEL, Packer, Routes
@@ -84,6 +84,7 @@ cdef enum:
     BASIC_ACK = 60 << 16 | 80
     QUEUE_BIND = 50 << 16 | 20
     BIND_BYTES_MIN = 22  # of the frame if its three names are empty
+    BIND_QUEUE = 13  # where its first name is: behind the head of the frame, method and ticket
     BIND_OK_BYTES = 12
     # Bytes of a publish before its line: the head of the frame, class, method and ticket.
     BEFORE_LINE = 13
@@ -124,6 +125,12 @@ cdef inline double seconds() noexcept nogil:
     cdef timespec now
     clock_gettime(CLOCK_MONOTONIC, &now)
     return <double> now.tv_sec + <double> now.tv_nsec * 1e-9
+
+
+cdef inline bytes beginning_of_bind(const uint8_t *p):
+    """Return the frame of a bind, which is whole, up to its routing key."""
+    cdef size_t at = BIND_QUEUE + 1 + p[BIND_QUEUE]
+    return PyBytes_FromStringAndSize(<const char *> p, at + 1 + p[at])
 
 
 cdef class ShortWay:
@@ -219,8 +226,8 @@ cdef class ShortWay:
 
         `socket` is its ClientSocket, `channels` its channels by number, `waiting` those with work
         that is not done, `cache` the RouteCache of its user. `bind` puts binds of a channel in
-        force that need not wait for an answer, and returns whether it did. `failed` ends the
-        connection for an error of ours, which it is given.
+        force that need not wait for an answer, and returns the run that they begin, None if they
+        have to wait. `failed` ends the connection for an error of ours, which it is given.
         """
         cdef Inlet made = Inlet.__new__(Inlet)
         made.way = self
@@ -394,30 +401,63 @@ cdef class Inlet:
         cdef SocketState socket = self.socket
         cdef Incoming amqp = self.amqp
         cdef PublishingState channel
-        cdef size_t at = position[0]
+        cdef size_t at = position[0], size
         cdef uint32_t number = 0
         cdef bint nowait = False
         cdef list ends
+        cdef object run
         cdef uint8_t answer[BIND_OK_BYTES]
         if end - at < BIND_BYTES_MIN or get32(base + at + 7) != QUEUE_BIND \
                 or socket.closing or socket.lost:
             return False
-        ends = find_binds(
-            base, &at, end, <const uint8_t *> PyByteArray_AS_STRING(amqp.channels),
-            PyByteArray_GET_SIZE(amqp.channels), &number, &nowait,
-        )
-        channel = self.channels.get(number) if ends else None
-        if channel is None or not channel.is_open or not self.binds(channel, ends):
-            return False
+        number, size = get16(base + at + 1), <size_t> get32(base + at + 3) + 8
+        # More of them in one read are one request.
+        if end - at == size and self.go_on_binding(base + at, size, number):
+            at, ends = end, None
+        else:
+            ends = find_binds(
+                base, &at, end, <const uint8_t *> PyByteArray_AS_STRING(amqp.channels),
+                PyByteArray_GET_SIZE(amqp.channels), &number, &nowait,
+            )
+            channel = self.channels.get(number) if ends else None
+            if channel is None or not channel.is_open:
+                return False
+            run = self.binds(channel, ends)
+            if run is None:
+                return False
+            self.run = run
+            self.bound = beginning_of_bind(base + position[0])
         position[0] = at
         if not nowait:
             memcpy(answer, BIND_OK, BIND_OK_BYTES)
             answer[1], answer[2] = number >> 8, number & 0xff
-            socket.output.add(
-                PyBytes_FromStringAndSize(<const char *> answer, BIND_OK_BYTES) * len(ends)
-            )
+            found = PyBytes_FromStringAndSize(<const char *> answer, BIND_OK_BYTES)
+            socket.output.add(found if ends is None else found * len(ends))
             socket.mark_dirty()
         return True
+
+    cdef bint go_on_binding(self, const uint8_t *p, size_t size, uint32_t number) except -1:
+        """Go on with the last run of binds if the frame at `p` is one between the same two.
+
+        Return False, and do nothing, if this is not so, or the bind has to wait. The frame lies
+        within the read, and `number` is that of its channel.
+        """
+        cdef BindRun run = self.run
+        cdef PublishingState channel
+        cdef const uint8_t *bound
+        cdef size_t before
+        if run is None:
+            return False
+        bound, before = <const uint8_t *> PyBytes_AS_STRING(self.bound), len(self.bound)
+        # Behind the key come its flags (nowait) and arguments, both nothing, and the frame's end.
+        if size < before + 7 or before + 7 + p[before] != size or p[size - 1] != FRAME_END \
+                or p[size - 6] or get32(p + size - 5) \
+                or memcmp(p, bound, 3) or memcmp(p + 7, bound + 7, before - 7):
+            return False
+        channel = self.channels.get(number)
+        if channel is None or not channel.is_open or channel.busy or channel.work:
+            return False
+        return run.add(p + before + 1, p[before])
 
     # -- publishes ---------------------------------------------------------------------------------
 

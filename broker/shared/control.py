@@ -327,7 +327,7 @@ class BindMany(Request, tag="bind.many", frozen=True):
 
     `in_force`: the binds are between one exchange and one queue, the only front door has put them
     in force, and the client is answered. Such a request is answered before the Changes that it is
-    part of.
+    part of. It may come in parts, each with the same id (binds_pipe).
     """
 
     binds: list[tuple[str, str, str]]
@@ -455,7 +455,7 @@ class Answer(ControlMessage, tag="answer", frozen=True):
     """Answers Ask.
 
     `code` 0 means done; else it is an AMQP reply code with RabbitMQ's text without the "NAME - " in
-    front. `result["with"]`: the ids of other binds ahead that are answered, too.
+    front. `result["binds"]`: how many binds of the request are answered, where it comes in parts.
     """
 
     id: int

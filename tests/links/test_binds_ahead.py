@@ -8,9 +8,11 @@ moment unless an end of it has gone, and in the end the front door has what the 
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,8 +20,12 @@ import pytest
 from shardmq.broker.controller.decisions.decision import Decision
 from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.peers.binds_pipe import together
+from shardmq.broker.controller.peers.links import binds_in, take_messages
+from shardmq.broker.front_door.hot_state import UNANSWERED_MAX, BindRun, BindRuns
+from shardmq.broker.front_door.links.binds_pipe import NO_PIPE, around_key
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.catalog_requests import Reply
+from shardmq.broker.front_door.links.control_stream import ControlStream
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, ExchangePut, QueuePut, VhostPut
 from shardmq.broker.model.checks import Refusal
@@ -67,15 +73,49 @@ class Listener:
 class Stream:
     def __init__(self) -> None:
         self.sent: deque[Any] = deque()
+        self.encode = ControlStream(lambda stream: None).encode
 
     def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def encode(self, message: Any) -> bytes:
-        return b"request"
+        # What is asked goes as it is now, whatever is bound then.
+        self.sent.extend(take_messages(bytearray(self.encode(message))))
 
     def hold(self) -> None: ...
     def flush(self) -> None: ...
+
+
+class Pipe:
+    """A pipe that the controller of this process reads."""
+
+    def __init__(self) -> None:
+        self._read, self.fd = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self.fd, False)
+
+    def takes(self, request: bytes) -> bool:
+        return True
+
+    def answered(self) -> None: ...
+
+    def write(self, request: bytes) -> bool:
+        try:
+            return os.write(self.fd, request) == len(request)
+        except BlockingIOError:
+            return False
+
+    def read(self) -> list[Ask]:
+        """Take what was written."""
+        try:
+            return binds_in(take_messages(bytearray(os.read(self._read, 1 << 20))))
+        except BlockingIOError:
+            return []
+
+    def fill(self) -> None:
+        while self.write(b"x" * 4096):
+            pass
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self.fd)
 
 
 class World:
@@ -85,7 +125,9 @@ class World:
         self, answers_first: bool = True, refusals: float = 0.0, has_pipe: bool = False
     ) -> None:
         self.answers_first = answers_first
-        self.has_pipe = has_pipe  # binds ahead overtake the other requests
+        # Binds ahead overtake the other requests.
+        self.pipe = Pipe() if has_pipe else None
+        self.in_pipe: list[Ask] = []  # read, not decided
         self.refusals = refusals  # the share of binds ahead that are refused, whatever they are
         self.listener = Listener()
         self.link = CatalogLink(
@@ -98,6 +140,8 @@ class World:
         )
         self.listener.look = lambda: self.link.catalog
         self.judged: dict[tuple[str, str], int] = {}  # the epoch in which a bind was judged
+        self.runs: dict[tuple[str, str], BindRun] = {}
+        self.gone_on = 0  # binds that went on with a run
         self.stream = Stream()
         self.catalog = Catalog(routes=False)
         ids = itertools.count(10)
@@ -122,6 +166,11 @@ class World:
         """Begin a stream of the link: what was on the way is lost."""
         self.link._requests.up = False
         self.stream = self.link._stream = Stream()  # type: ignore[assignment]
+        self.link._runs.pipe = NO_PIPE
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = self.link._binds = Pipe()  # type: ignore[assignment]
+            self.in_pipe.clear()
         self.link._coming = Catalog()
         self.to_door.clear()
         self.to_door.append(Snapshot("boot", self.catalog.version, self.catalog.changes()))
@@ -131,16 +180,23 @@ class World:
         self.link.ahead.queue_is_there("/", name)
 
     def bind(self, source: str, queue: str, key: str) -> bool:
-        """Bind ahead if this may be, as the pipeline of a channel does."""
+        """Bind ahead if this may be, as an inlet or the pipeline of a channel does."""
         ahead = self.link.ahead
         assert ahead is not None
+        run = self.runs.get((source, queue))
+        if run is not None and run.bind(key.encode()):
+            self.gone_on += 1
+            return True
         ends = [(source, queue, key)]
         judged = self.judged.get((source, queue))
         if judged != ahead.epoch:
             if not ahead.may_bind("/", source, queue):
                 return False
             self.judged[source, queue] = ahead.epoch
-        return ahead.bind("/", ends, ME, "guest")
+        run = ahead.bind("/", ends, ME, "guest")
+        if run is not None:
+            self.runs[source, queue] = run
+        return run is not None
 
     def ask(self, what: Any) -> None:
         self.link._requests.add(what, ME, "guest", Reply())
@@ -152,33 +208,40 @@ class World:
         changes: list[AnyChange] = []
         others = False
         for _ in range(count):
-            of_door = [each for each in self.stream.sent if isinstance(each, Ask)]
+            of_door = self.of_door()
             if self.of_operator and (not of_door or dice.random() < 0.5):
                 self.change(self.of_operator.popleft(), "", changes)
                 others = True
             elif of_door:
-                for ask, joined in self.next_of(of_door):
+                for ask, count in self.next_of(of_door):
                     is_ahead = in_force(ask)
                     if is_ahead and dice.random() < self.refusals:
                         code = 403
                     else:
                         code = self.change(ask.what, ME, changes)
                     others = others or not is_ahead or code != 0
-                    result = {"with": joined} if joined else {}
+                    result = {"binds": count} if count else {}
                     answer = Answer(ask.id, code, "why" if code else "", result)
                     (ahead if is_ahead and self.answers_first else answers).append(answer)
         self.to_door.extend(ahead)
         if changes:
-            is_known = self.has_pipe and not others
+            is_known = self.pipe is not None and not others
             self.to_door.append(Changes(self.catalog.version, [] if is_known else changes))
         self.to_door.extend(answers)
 
-    def next_of(self, of_door: list[Ask]) -> list[tuple[Ask, list[int]]]:
+    def of_door(self) -> list[Ask]:
+        """Return what the front door asks, with what is in its pipe first."""
+        if self.pipe is not None:
+            self.in_pipe += self.pipe.read()
+        return [*self.in_pipe, *(each for each in self.stream.sent if isinstance(each, Ask))]
+
+    def next_of(self, of_door: list[Ask]) -> list[tuple[Ask, int]]:
         """Take what the controller decides on next: a request, or all that is in the pipe."""
-        ahead = [ask for ask in of_door if in_force(ask)] if self.has_pipe else []
-        for ask in ahead or of_door[:1]:
-            self.stream.sent.remove(ask)
-        return together(ahead) if ahead else [(of_door[0], [])]
+        if self.in_pipe:
+            ahead, self.in_pipe = self.in_pipe, []
+            return together(ahead)
+        self.stream.sent.remove(of_door[0])
+        return [(of_door[0], 0)]
 
     def change(self, what: Any, owner: str, changes: list[AnyChange]) -> int:
         try:
@@ -214,8 +277,11 @@ def bindings_of(catalog: Catalog) -> set[tuple[str, str, str]]:
     }
 
 
-def play(seed: int, *, answers_first: bool = True, refusals: float = 0.0) -> int:
-    """Play a history, and return how many binds were answered ahead."""
+def play(seed: int, *, answers_first: bool = True, refusals: float = 0.0) -> tuple[int, int]:
+    """Play a history.
+
+    Return how many binds were answered ahead, and how many of them went on with a run.
+    """
     dice = random.Random(seed)
     world = World(answers_first, refusals, has_pipe=seed % 2 == 1)
     answered = connects = 0
@@ -261,30 +327,28 @@ def play(seed: int, *, answers_first: bool = True, refusals: float = 0.0) -> int
             continue  # nobody looks, and binds are collected
         assert world.routed() == world.bound(), seed
         vhost = world.link.catalog.vhosts["/"]
-        unanswered = [
-            (put.source, put.destination, put.routing_key)
-            for binds in world.link.ahead._unanswered.values()
-            for put in binds.puts()
-        ]
+        unanswered = [end for run in world.link._requests.runs() for end in run.ends]
         for source, queue, key in unanswered:
             if source in vhost.exchanges and queue in vhost.queues:
                 assert (source, queue, key) in world.routed(), seed
-    while world.of_operator or any(isinstance(each, Ask) for each in world.stream.sent):
+    while world.of_operator or world.of_door():
         world.decide(3, dice)
     world.handle(len(world.to_door))
     assert world.bound() == bindings_of(world.catalog), seed
-    assert world.link.ahead is not None and not world.link.ahead._unanswered
-    return answered
+    assert not world.link._requests.runs() and not world.link._runs.unanswered
+    assert world.link.ahead is not None and not world.link.ahead._new
+    return answered, world.gone_on
 
 
 @pytest.mark.parametrize("seed", range(0, 400, 50))
 def test_binds_that_are_answered_ahead_hold(seed: int) -> None:
-    assert sum(play(each) for each in range(seed, seed + 50)) > 100
+    answered, gone_on = map(sum, zip(*map(play, range(seed, seed + 50)), strict=True))
+    assert answered > 100 and gone_on > 20
 
 
 @pytest.mark.parametrize("seed", range(0, 400, 50))
 def test_what_the_controller_refuses_is_taken_back_and_nothing_else(seed: int) -> None:
-    assert sum(play(each, refusals=0.3) for each in range(seed, seed + 50)) > 100
+    assert sum(play(each, refusals=0.3)[0] for each in range(seed, seed + 50)) > 100
 
 
 def test_a_binding_of_before_outlives_the_refusal_of_the_same_bind() -> None:
@@ -354,25 +418,83 @@ def test_without_the_controller_binds_wait() -> None:
     assert not world.bind("e", "q", "k")
 
 
-def test_while_the_controller_does_not_read_binds_wait() -> None:
-    class Full:
-        is_full = True
-        written: list[bytes] = []
-
-        def takes(self, request: bytes) -> bool:
-            return True
-
-        def write(self, request: bytes) -> bool:
-            if not self.is_full:
-                self.written.append(request)
-            return not self.is_full
-
-    world, pipe = World(), Full()
-    world.link._binds = pipe  # type: ignore[assignment]
-    sent = len(world.stream.sent)
+@pytest.mark.parametrize("goes_on", [False, True], ids=["begins", "goes on"])
+def test_while_the_controller_does_not_read_binds_wait(goes_on: bool) -> None:
+    world = World(has_pipe=True)
+    assert world.pipe is not None
+    if goes_on:
+        assert world.bind("e", "q", "first")
+    sent, bound = len(world.stream.sent), world.bound()
+    world.pipe.fill()
     assert not world.bind("e", "q", "k")
-    assert world.bound() == set() and len(world.stream.sent) == sent
-    assert world.link.ahead is not None and not world.link.ahead._unanswered
-    pipe.is_full = False
-    assert world.bind("e", "q", "k") and pipe.written == [b"request"]
-    assert world.bound() == {("e", "q", "k")} and len(world.stream.sent) == sent
+    assert world.bound() == bound and len(world.stream.sent) == sent
+    assert world.link._runs.unanswered == goes_on
+    os.read(world.pipe._read, 1 << 20)
+    assert world.bind("e", "q", "k") and [ask.what.binds for ask in world.pipe.read()] == [
+        [("e", "q", "k")]
+    ]
+    assert world.bound() == bound | {("e", "q", "k")} and len(world.stream.sent) == sent
+
+
+def test_no_more_binds_are_unanswered_than_may_be() -> None:
+    world = World(has_pipe=True)
+    bound = 0
+    while world.bind("e", "q", f"k{bound}"):
+        bound += 1
+        world.of_door()  # the controller reads, and decides nothing
+    assert bound == UNANSWERED_MAX
+    world.decide(1, random.Random(1))
+    world.handle(2)
+    assert world.bind("e", "q", "k") and world.gone_on > 1000
+
+
+def test_a_run_ends_when_something_else_is_asked_or_changes() -> None:
+    world, dice = World(has_pipe=True), random.Random(1)
+    assert world.bind("e", "q", "j") and world.bind("e", "q", "k") and world.gone_on == 1
+    world.ask(Unbind("/", "e", "queue", "q", "k", {}))
+    assert world.bind("e", "q", "k") and world.gone_on == 1
+    assert len(world.link._requests.runs()) == 2
+    assert world.bind("e", "q", "l") and world.gone_on == 2
+    world.of_operator.append(QueueRemove("/", "r", False, False))
+    while world.of_operator or world.of_door():
+        world.decide(1, dice)
+    world.handle(len(world.to_door))
+    assert world.bind("e", "q", "m") and world.gone_on == 2
+    world.connect()
+    world.handle(1)
+    assert world.bind("e", "q", "n") and world.gone_on == 2
+    world.connect()
+    world.to_door[0] = Changes(world.catalog.version, [])  # nothing was missed
+    world.handle(1)
+    assert world.bind("e", "q", "o") and world.gone_on == 2
+    assert [len(run.ends) for run in world.link._requests.runs()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bind_that_goes_on_is_the_request_that_python_would_write(seed: int) -> None:
+    dice = random.Random(seed)
+    encode, names = Stream().encode, ["", "q", "\u00e9" * 31, "x" * 255, "?" * 32]
+    for _ in range(200):
+        runs, pipe = BindRuns(), Pipe()
+        runs.first = lambda run: None
+        runs.pipe = pipe.fd
+        first = Ask(
+            dice.choice([1, 127, 128, 70_000, 1 << 40]),
+            BindMany(dice.choice(names), [(dice.choice(names), dice.choice(names), "")], True),
+            dice.choice(names),
+            dice.choice(names),
+        )
+        assert isinstance(first.what, BindMany)
+        source, queue, _ = first.what.binds[0]
+        run = BindRun(runs, first.what.vhost, first.what.binds)
+        assert not run.bind(b"k")  # it does not go on yet
+        run.go_on(partial(around_key, first, encode))
+        for key in dice.sample([*names, "y" * 31, "z" * 256][:6], 3):
+            assert run.bind(key.encode())
+            what = BindMany(first.what.vhost, [(source, queue, key)], True)
+            expected = Ask(first.id, what, first.owner, first.user)
+            assert os.read(pipe._read, 1 << 16) == encode(expected)
+            assert run.ends[-1] == (source, queue, key)
+        assert runs.unanswered == 4 and not run.bind(b"\xff") and runs.unanswered == 4
+        assert run.answered(3) and len(run.ends) == 1 and runs.unanswered == 1
+        pipe.close()

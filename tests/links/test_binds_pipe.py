@@ -208,13 +208,13 @@ async def test_binds_are_heard_before_what_the_front_door_says_then(
     pair: Callable[[], Pair], door: BindsPipe
 ) -> None:
     made = pair()
-    first, second, other = ask(1, "a"), ask(2, "b"), Ask(3, BindMany("/", []), ME, "guest")
+    first, second, other = ask(1, "a"), ask(1, "b"), Ask(3, BindMany("/", []), ME, "guest")
     assert door.write(encode(first)) and door.write(encode(second))
     made.say(other)
     joined = ask(1, "a", "b")
     assert made.controller.heard == [joined, other]
     answers = take_messages(made.wire.written)
-    assert answers == [Answer(1, result={"with": [2]}), Answer(3)]
+    assert answers == [Answer(1, result={"binds": 2}), Answer(3)]
 
 
 async def test_binds_of_a_front_door_that_has_died_are_heard_before_its_end(
@@ -247,28 +247,21 @@ async def test_a_front_door_that_writes_anything_else_loses_its_link(
     assert made.controller.heard == [] and made.wire.is_over
 
 
-def test_binds_of_one_connection_between_the_same_two_are_joined() -> None:
+def test_the_parts_of_a_request_that_have_come_are_joined() -> None:
     for seed in range(50):
         dice = random.Random(seed)
-        asks = [
-            ask(
-                number,
-                *(f"{number}.{key}" for key in range(dice.randrange(1, 3))),
-                owner=dice.choice(["0.1.1", "0.1.2"]),
-                queue=dice.choice(["q", "r"]),
-            )
-            for number in range(dice.randrange(1, 20))
+        parts = [
+            ask(dice.choice([1, 2, 70]), *(f"{at}.{key}" for key in range(dice.randrange(1, 3))))
+            for at in range(dice.randrange(1, 20))
         ]
-        joined = together(asks)
-        numbers = [number for each, others in joined for number in (each.id, *others)]
-        assert sorted(numbers) == [each.id for each in asks], seed
-        assert len({(each.owner, each.what.binds[0][1]) for each, _ in joined}) == len(joined)
-        by_number = {each.id: each for each in asks}
-        for each, others in joined:
-            parts = [by_number[number] for number in (each.id, *others)]
-            assert {part.owner for part in parts} == {each.owner}
-            assert each.what.in_force
-            assert each.what.binds == [end for part in parts for end in part.what.binds]
+        of_each = {
+            number: [end for each in parts if each.id == number for end in each.what.binds]
+            for number in dict.fromkeys(each.id for each in parts)
+        }
+        joined = together(parts)
+        assert {each.id: each.what.binds for each, _ in joined} == of_each, seed
+        assert [count for _, count in joined] == list(map(len, of_each.values()))
+        assert all(each.what.in_force and each.owner == ME for each, _ in joined)
 
 
 @pytest.mark.parametrize(

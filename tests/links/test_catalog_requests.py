@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardmq.broker.front_door.hot_state import BindRuns
 from shardmq.broker.front_door.links import catalog_requests, control_stream
 from shardmq.broker.front_door.links.catalog_requests import CatalogRequests, Reply
 from shardmq.broker.front_door.links.control_stream import ControlStream
@@ -30,7 +31,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.sent: list[Ask] = []
-        self.requests = CatalogRequests(self.sent.append, lambda ask: False)
+        self.requests = CatalogRequests(self.sent.append, lambda ask: None, BindRuns())
 
     def ask(self, name: str, owner: str = "a") -> Reply:
         reply = Reply()

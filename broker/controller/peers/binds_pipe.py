@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 from shardmq.broker.shared.control import Ask, BindMany, binds_pipe
@@ -80,23 +79,15 @@ def opened(
     return BindsPipe(fd, take)
 
 
-def together(asks: list[Ask]) -> list[tuple[Ask, list[int]]]:
-    """Join the binds ahead of one connection between the same two, which are decided as one.
+def together(asks: list[Ask]) -> list[tuple[Ask, int]]:
+    """Join the parts of each request that have come; they are decided as one.
 
-    Return each request with the ids of the others that are joined to it. Binds may change places
-    among each other.
+    Return the requests with how many binds were joined. Binds may change places among each other.
     """
-    groups: dict[tuple[str, ...], list[Ask]] = {}
+    requests: dict[int, Ask] = {}
     for ask in asks:
         assert isinstance(ask.what, BindMany)
-        source, queue, _ = ask.what.binds[0]
-        groups.setdefault((ask.owner, ask.user, ask.what.vhost, source, queue), []).append(ask)
-    return [(_joined(group), [ask.id for ask in group[1:]]) for group in groups.values()]
-
-
-def _joined(group: list[Ask]) -> Ask:
-    first = group[0]
-    if len(group) == 1:
-        return first
-    binds = list(chain.from_iterable(ask.what.binds for ask in group))  # type: ignore[union-attr]
-    return Ask(first.id, BindMany(first.what.vhost, binds, True), first.owner, first.user)
+        first = requests.setdefault(ask.id, ask)
+        if first is not ask:
+            first.what.binds.extend(ask.what.binds)  # type: ignore[union-attr]
+    return [(ask, len(ask.what.binds)) for ask in requests.values()]  # type: ignore[union-attr]

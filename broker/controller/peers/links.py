@@ -687,15 +687,15 @@ def _take_binds(handler: Handler, door: FrontDoorLink, data: bytes) -> None:
         log.warning("pipe of front door %d: %s", door.number, error)
         door.cut()
         return
-    for ask, others in together(asks):
-        handler.asked(ask, partial(_answer, door, ask.id, others))
+    for ask, count in together(asks):
+        handler.asked(ask, partial(_answer, door, ask.id, count))
 
 
 def _answer(
-    door: FrontDoorLink, id: int, others: list[int], code: int, text: str, result: dict[str, Any]
+    door: FrontDoorLink, id: int, count: int, code: int, text: str, result: dict[str, Any]
 ) -> None:
-    """Answer a bind ahead and those that were joined to it."""
-    door.send(Answer(id, code, text, {**result, "with": others} if others else result))
+    """Answer so many of the binds of a request."""
+    door.send(Answer(id, code, text, {"binds": count}))
 
 
 def binds_in(messages: list[AnyControl]) -> list[Ask]:

@@ -19,6 +19,7 @@ from pamqp import base
 from shardmq.broker.amqp import Binds, ChannelException, ConnectionException
 from shardmq.broker.front_door.connection.channel import NO_WORK, Channel, Outcome, Reply, Work
 from shardmq.broker.front_door.connection.socket import PAUSE_WORK, ClientSocket
+from shardmq.broker.front_door.hot_state import BindRun
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology.methods import BIND_OK
@@ -106,13 +107,15 @@ class WorkQueue:
             self._do(channel, work)
         self._rest(channel)
 
-    def bind_at_once(self, channel: Channel, ends: list[tuple[str, str, str]]) -> bool:
+    def bind_at_once(self, channel: Channel, ends: list[tuple[str, str, str]]) -> BindRun | None:
         """Put binds of a channel in force that need not wait for an answer.
 
-        Return False, and do nothing, if they have to wait, for the controller or for other work.
+        Return the run that they begin. Return None, and do nothing, if they have to wait, for the
+        controller or for other work.
         """
-        is_free = not channel.running and not channel.work
-        return is_free and self._pipeline(channel).bind_at_once(ends)
+        if channel.running or channel.work:
+            return None
+        return self._pipeline(channel).bind_at_once(ends)
 
     def do_next(self, channel: Channel, work: Callable[[], None]) -> None:
         """Do work before all that is queued, behind what the channel waits for."""

@@ -6,9 +6,10 @@ So the binding is put in force here, the client is answered, and the controller 
 pass. The request has left this process before the answer does. It goes by a pipe (binds_pipe.py),
 which the controller reads now and then, and before all else that it hears of this front door.
 
-A client that binds one key after the other has each binding put in force for itself. So the
-bindings are collected, and put into the copy of the catalog together as soon as somebody looks at
-the copy. What was looked up in the copy before is forgotten when the first of them is collected.
+A client that binds one key after the other has each binding put in force for itself. Such binds are
+a run (bind_runs.pxi), whose bindings are collected, and put into the copy of the catalog together
+as soon as somebody looks at the copy. What was looked up in the copy before is forgotten when the
+first of them is collected.
 
 The controller decides as always, and its order is the one that counts. If a queue or exchange goes
 at the same time, the bind came before that. The controller answers such a request before it hands
@@ -20,12 +21,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import groupby
 
-from shardmq.broker.front_door.links.catalog_requests import INTERNAL_ERROR, CatalogRequests, Reply
-from shardmq.broker.model.catalog import BindingKey, Catalog, Vhost, binding_key
+from shardmq.broker.front_door.hot_state import BindRun, BindRuns
+from shardmq.broker.front_door.links.catalog_requests import INTERNAL_ERROR, CatalogRequests
+from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut
-from shardmq.broker.shared.control import BindMany
+from shardmq.broker.shared.control import Answer, BindMany
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class BindsAhead:
 
     def __init__(
         self,
+        runs: BindRuns,
         requests: CatalogRequests,
         catalog: Callable[[], Catalog],
         changed: Callable[[list[AnyChange]], None],
@@ -46,20 +48,27 @@ class BindsAhead:
         `catalog` returns the copy of the catalog. Whoever reads the copy calls `put_in` before.
         `changed` hears what is put in force there, or taken back.
         """
+        self._runs = runs
         self._requests = requests
         self._catalog = catalog
         self._changed = changed
+        runs.first = lambda run: changed([*_puts(run.vhost, run.ends[-1:])])
+        requests.answered_ahead = self._answered
         # Ids of queues that are at their shards: a declare or bind of theirs was answered.
         self._there: set[int] = set()
-        self._unanswered: dict[Reply, _Binds] = {}
-        # The last of them, which are not in the copy of the catalog yet. There are at most as many
-        # as requests may be on their way.
-        self.collected: dict[Reply, _Binds] = {}
-        # What was judged of an exchange, a queue and the rights of a user holds for this number.
-        self.epoch = 0
-        # Bindings that the controller is not known to have, each by the request that has put the
-        # binding in force. If the request is refused, these are taken back and no older ones.
-        self._new: dict[_Key, Reply] = {}
+        # Bindings that the controller is not known to have, each by the run that has put the
+        # binding in force. If the bind is refused, these are taken back and no older ones.
+        self._new: dict[_Binding, BindRun] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Return the number for which that holds what was judged of binds (`may_bind`)."""
+        return self._runs.epoch
+
+    @property
+    def collected(self) -> list[BindRun]:
+        """Return runs with bindings that are not in the copy of the catalog yet."""
+        return self._runs.collected
 
     def queue_is_there(self, vhost: str, name: str) -> None:
         """Note that a queue is at its shard."""
@@ -67,7 +76,7 @@ class BindsAhead:
         if queue is not None and queue.id not in self._there:
             if len(self._there) >= QUEUES_MAX:
                 self._there.clear()
-                self.epoch += 1
+                self._runs.epoch += 1
             self._there.add(queue.id)
 
     def may_bind(self, vhost_name: str, source: str, name: str) -> bool:
@@ -90,54 +99,47 @@ class BindsAhead:
 
     def bind(
         self, vhost_name: str, ends: list[tuple[str, str, str]], owner: str, user: str
-    ) -> bool:
+    ) -> BindRun | None:
         """Put binds between one exchange and one queue in force, and tell the controller.
 
-        The caller knows that `may_bind` holds. Return False, and do nothing, if too much is
-        unanswered, or the controller does not read.
+        The caller knows that `may_bind` holds. Return the run that they begin. Return None, and do
+        nothing, if too much is unanswered, or the controller does not read.
         """
-        answer, request = Reply(), BindMany(vhost_name, ends, True)
-        if not (
-            self._requests.sends_at_once and self._requests.add_ahead(request, owner, user, answer)
-        ):
-            return False
-        binds = _Binds(vhost_name, ends)
-        answer.add_done_callback(self._answered)
-        if not self.collected:
-            self._changed([*binds.puts()[:1]])
-        self.collected[answer] = self._unanswered[answer] = binds
-        return True
+        if not self._requests.sends_at_once:
+            return None
+        return self._requests.add_ahead(BindMany(vhost_name, ends, True), owner, user)
 
     def put_in(self) -> None:
         """Put what is collected into the copy of the catalog."""
-        if not self.collected:
-            return
-        collected, self.collected = self.collected, {}
-        for name, run in groupby(collected.items(), lambda each: each[1].vhost):
-            if (vhost := self._catalog().vhost(name)) is not None:
-                self._put(vhost, [(answer, put) for answer, each in run for put in each.puts()])
+        collected, self._runs.collected = self._runs.collected, []
+        for run in collected:
+            run.is_collected = False
+            self._put(run, run.put_in)
 
-    def _answered(self, answer: Reply) -> None:
-        """Forget a request that the controller has decided on, and take back what it refused."""
+    def _answered(self, run: BindRun, count: int, answer: Answer) -> None:
+        """Forget the first binds of a run, which the controller has decided on.
+
+        What it has refused is taken back.
+        """
         self.put_in()
-        puts, result = self._unanswered.pop(answer).puts(), answer.result()
-        puts = [put for put in puts if self._new.get(_key(put)) is answer]
-        for put in puts:
-            self._new.pop(_key(put), None)  # a client may name a binding twice
-        if not result.code:
+        vhost, new = run.vhost, self._new
+        ends = [end for end in run.answered(count) if new.get((vhost, *end)) is run]
+        for end in ends:
+            new.pop((vhost, *end), None)  # a client may name a binding twice
+        if not answer.code:
             return
-        if result.code == INTERNAL_ERROR:  # a fault of ours; the client was promised the bindings
-            log.error("a bind is in force that the controller may not know: %s", result.text)
+        if answer.code == INTERNAL_ERROR:  # a fault of ours; the client was promised the bindings
+            log.error("a bind is in force that the controller may not know: %s", answer.text)
             return
-        vhost = self._catalog().vhost(puts[0].vhost) if puts else None
-        if vhost is not None:
+        run.end()
+        of_vhost = self._catalog().vhost(vhost)
+        if of_vhost is not None:
+            puts = [put for put in _puts(vhost, ends) if of_vhost.has_binding(put)]
             gone = [
-                BindingDelete(p.vhost, p.source, p.kind, p.destination, p.routing_key)
-                for p in puts
-                if vhost.has_binding(p)
+                BindingDelete(p.vhost, p.source, p.kind, p.destination, p.routing_key) for p in puts
             ]
             for each in gone:
-                vhost.delete_binding(each)
+                of_vhost.delete_binding(each)
             self._changed([*gone])
             self.put_again()  # another request may be for the same binding
 
@@ -160,58 +162,41 @@ class BindsAhead:
         what is unanswered.
         """
         if changes is None:
-            self.epoch += 1
+            self._runs.epoch += 1
             self._new.clear()
-            self.collected = {}
             return
         if any(type(change) is not BindingPut for change in changes):
-            self.epoch += 1
+            self._runs.epoch += 1
         if self._new:
             for change in changes:
-                if type(change) is BindingPut:
-                    self._new.pop(_key(change), None)
+                if type(change) is BindingPut and change.kind == "queue" and not change.arguments:
+                    binding = change.vhost, change.source, change.destination, change.routing_key
+                    self._new.pop(binding, None)
 
     def put_again(self) -> None:
         """Put in force again what changes of before may have taken along."""
-        catalog = self._catalog()
-        for answer, binds in self._unanswered.items():
-            if (vhost := catalog.vhost(binds.vhost)) is not None:
-                new = self._put(vhost, [(answer, put) for put in binds.puts()])
-                if new:
-                    self._changed([*new])
+        self._runs.collected = []
+        for run in self._requests.runs():
+            run.is_collected = False
+            if new := self._put(run, 0):
+                self._changed([*_puts(run.vhost, new)])
 
-    def _put(self, vhost: Vhost, puts: list[tuple[Reply, BindingPut]]) -> list[BindingPut]:
-        """Put bindings in force that are not yet, each for the request with its answer.
-
-        Return these.
-        """
-        new = [each for each in puts if not vhost.has_binding(each[1])]
-        vhost.put_bindings([put for _, put in new])
-        self._new.update((_key(put), answer) for answer, put in new)
-        return [put for _, put in new]
-
-
-class _Binds:
-    """Binds between one exchange and one queue: (source, queue, routing key) of each."""
-
-    __slots__ = ("_ends", "_puts", "vhost")
-
-    def __init__(self, vhost: str, ends: list[tuple[str, str, str]]) -> None:
-        self.vhost, self._ends = vhost, ends
-        self._puts: list[BindingPut] = []
-
-    def puts(self) -> list[BindingPut]:
-        """Return the bindings, which are made when they are first asked for."""
-        if not self._puts:
-            vhost = self.vhost
-            self._puts = [
-                BindingPut(vhost, source, "queue", name, key) for source, name, key in self._ends
-            ]
-        return self._puts
+    def _put(self, run: BindRun, first: int) -> list[tuple[str, str, str]]:
+        """Put bindings of a run from the `first` on in force, and return those that were not."""
+        vhost = self._catalog().vhost(run.vhost)
+        ends = run.ends[first:]
+        run.put_in += len(ends) - (run.put_in - first)
+        if vhost is None:
+            return []
+        keys = vhost.bind_queue(run.source, run.queue, [key for _, _, key in ends])
+        new = [(run.source, run.queue, key) for key in keys]
+        self._new.update(((run.vhost, *end), run) for end in new)
+        return new
 
 
-_Key = tuple[str, BindingKey]
+# vhost, exchange, queue, routing key
+_Binding = tuple[str, str, str, str]
 
 
-def _key(put: BindingPut) -> _Key:
-    return put.vhost, binding_key(put)
+def _puts(vhost: str, ends: list[tuple[str, str, str]]) -> list[BindingPut]:
+    return [BindingPut(vhost, source, "queue", name, key) for source, name, key in ends]

@@ -9,11 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import select
+from collections.abc import Callable
 from pathlib import Path
 
-from shardmq.broker.shared.control import binds_pipe
+from shardmq.broker.front_door.links.control_stream import HEAD_BYTES
+from shardmq.broker.shared.control import Ask, BindMany, binds_pipe
 
 log = logging.getLogger("shardmq.broker.front_door.links.binds_pipe")
+
+
+NO_PIPE = -1
 
 
 class BindsPipe:
@@ -40,6 +45,11 @@ class BindsPipe:
         """Return whether the request may go by the pipe, once there is room."""
         return self._is_read and len(request) <= select.PIPE_BUF
 
+    @property
+    def fd(self) -> int:
+        """Return the file descriptor to write to, NO_PIPE if the controller does not read."""
+        return self._fd if self._is_read else NO_PIPE
+
     def write(self, request: bytes) -> bool:
         """Write a request whole. Return False, and do nothing, if that is not possible."""
         if not self.takes(request):
@@ -63,3 +73,20 @@ def new_pipe(control_path: str, door: int, incarnation: int) -> BindsPipe | None
     except OSError as error:
         log.warning("no pipe for binds, they go by the stream: %s", error)
         return None
+
+
+def around_key(ask: Ask, encode: Callable[[Ask], bytes]) -> tuple[bytes, bytes]:
+    """Return the message of a run's next bind as bytes before and behind its routing key.
+
+    The length that it begins with is to be set. `ask` is the request of the run.
+    """
+    assert isinstance(ask.what, BindMany)
+    vhost, (source, queue, _) = ask.what.vhost, ask.what.binds[0]
+
+    def with_key(key: str) -> bytes:
+        binds = BindMany(vhost, [(source, queue, key)], True)
+        return encode(Ask(ask.id, binds, ask.owner, ask.user))
+
+    empty, other = with_key(""), with_key("?")
+    at = next(at for at in range(HEAD_BYTES, len(empty)) if empty[at] != other[at])
+    return empty[:at], empty[at + 1 :]

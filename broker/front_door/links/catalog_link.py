@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
+from shardmq.broker.front_door.hot_state import BindRun, BindRuns
 from shardmq.broker.front_door.links.binds_ahead import BindsAhead
-from shardmq.broker.front_door.links.binds_pipe import BindsPipe, new_pipe
+from shardmq.broker.front_door.links.binds_pipe import NO_PIPE, BindsPipe, around_key, new_pipe
 from shardmq.broker.front_door.links.catalog_requests import CatalogRequests, Reply
 from shardmq.broker.front_door.links.control_stream import ControlStream
 from shardmq.broker.model.catalog import Catalog
@@ -29,6 +31,7 @@ from shardmq.broker.shared.control import (
     Ask,
     AssignmentOrder,
     AssignmentOrders,
+    BindMany,
     CancelConsumer,
     Changes,
     CloseConnection,
@@ -173,13 +176,14 @@ class CatalogLink:
         self._unsaid: dict[str, None] = {}
         self._passed = 0
         self._ups_planned = False
-        self._requests = CatalogRequests(self._send, self._send_ahead)
+        self._runs = BindRuns()
+        self._requests = CatalogRequests(self._send, self._send_ahead, self._runs)
         self._binds: BindsPipe | None = None
         # None where other front doors route, too: they have to hear of a binding first.
         self.ahead: BindsAhead | None = None
         if is_alone:
             self.ahead = BindsAhead(
-                self._requests, lambda: self._catalog, self._listener.catalog_changed
+                self._runs, self._requests, lambda: self._catalog, self._listener.catalog_changed
             )
         self._stream: ControlStream | None = None
         self._applied_unsaid = self._applied_planned = False
@@ -335,6 +339,7 @@ class CatalogLink:
                 self._speaks = WIRE.most  # the next controller may be of another release
             self._requests.up = False
             self._stream = None
+            self._runs.pipe = NO_PIPE
             if self._binds is not None:
                 self._binds.close()
                 self._binds = None
@@ -473,23 +478,29 @@ class CatalogLink:
                 self._applied_unsaid = False
             self._stream.send(message)
 
-    def _send_ahead(self, request: Ask) -> bool:
-        """Send a bind ahead, which has left this process when the client is answered.
+    def _send_ahead(self, ask: Ask) -> BindRun | None:
+        """Send binds ahead, which have left this process when the client is answered.
 
-        Return False, and do nothing, if the controller has not read the pipe for so long that the
-        pipe is full. The stream would keep the request in this process then.
+        Return the run that they begin. Return None, and do nothing, if the controller has not read
+        the pipe for so long that the pipe is full. The stream would keep the request in this
+        process then.
         """
         stream, pipe = self._stream, self._binds
         if stream is None:
-            return False
-        if pipe is not None and pipe.takes(data := stream.encode(request)):
-            return pipe.write(data)
+            return None
+        assert isinstance(ask.what, BindMany)
+        if pipe is not None and pipe.takes(data := stream.encode(ask)):
+            if not pipe.write(data):
+                return None
+            run = BindRun(self._runs, ask.what.vhost, ask.what.binds)
+            run.go_on(partial(around_key, ask, stream.encode))
+            return run
         stream.hold()
         try:
-            self._send(request)
+            self._send(ask)
         finally:
             stream.flush()
-        return True
+        return BindRun(self._runs, ask.what.vhost, ask.what.binds)
 
     def _say_ups(self, stream: ControlStream) -> None:
         for owner in self._unsaid:
@@ -580,6 +591,7 @@ class CatalogLink:
         self._controller_version = 0
         if self._binds is not None:
             self._binds.answered()
+            self._runs.pipe = self._binds.fd
         for owner in self._told - self._connections.keys():
             self._send(ConnectionDown(owner))
         for owner in self._connections.keys() - self._told:

@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from shardmq.broker.front_door.hot_state import UNANSWERED_MAX, BindRun, BindRuns
 from shardmq.broker.shared.control import Answer, AnyRequest, Ask, BindMany, things_asked
 
 log = logging.getLogger("shardmq.broker.front_door.links.catalog_requests")
 
 # Requests on their way at once. The first request of a connection waits behind so many of the
 # others, about 0.1 ms each.
-SENT_MAX = 1024
+SENT_MAX = UNANSWERED_MAX
 WAITING_MAX = 262_144  # requests behind them, and while the controller is away
 # A request may end each controller that is asked: it is asked of this many and not more.
 DEATHS_MAX = 4
@@ -69,8 +70,12 @@ class Reply:
 
 class _Asked(NamedTuple):
     ask: Ask
-    answer: asyncio.Future[Answer] | Reply
+    answer: asyncio.Future[Answer] | Reply | BindRun
     deaths: int = 0  # controllers that went while they were asked this
+
+    def is_waited_for(self) -> bool:
+        """Return whether somebody still waits for the answer, or the controller has to hear it."""
+        return isinstance(self.answer, BindRun) or not self.answer.done()
 
 
 class CatalogRequests:
@@ -80,13 +85,21 @@ class CatalogRequests:
     requests can be sent.
     """
 
-    def __init__(self, send: Callable[[Ask], None], send_ahead: Callable[[Ask], bool]) -> None:
+    def __init__(
+        self,
+        send: Callable[[Ask], None],
+        send_ahead: Callable[[Ask], BindRun | None],
+        runs: BindRuns,
+    ) -> None:
         """Begin with none.
 
-        `send_ahead` sends a request for which nobody waits, or does nothing and returns False.
+        `send_ahead` sends binds for which nobody waits and returns the run that they begin, or does
+        nothing and returns None. `answered_ahead` hears how many of the first binds of a run an
+        answer is for.
         """
         self.up = False
-        self._send, self._send_ahead = send, send_ahead
+        self.answered_ahead: Callable[[BindRun, int, Answer], None]
+        self._send, self._send_ahead, self._runs = send, send_ahead, runs
         self._next_id = 1
         self._sent: dict[int, _Asked] = {}  # in the order of asking
         # By connection; the connection that is served next comes first.
@@ -99,6 +112,7 @@ class CatalogRequests:
         """Send a request now or in its turn. It is refused if too many wait."""
         asked = _Asked(Ask(self._next_id, request, owner, user), answer)
         self._next_id += 1
+        self._runs.epoch += 1  # what is bound then comes behind this
         if self.sends_at_once:
             self._send_asked(asked)
         elif self._waiting_things < WAITING_MAX:
@@ -108,55 +122,74 @@ class CatalogRequests:
             text = "too many requests wait for the controller"
             answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, text))
 
-    def add_ahead(self, request: BindMany, owner: str, user: str, answer: Reply) -> bool:
-        """Send a request for which nobody waits, while `sends_at_once` holds.
+    def add_ahead(self, request: BindMany, owner: str, user: str) -> BindRun | None:
+        """Send binds for which nobody waits, while `sends_at_once` holds.
 
-        Return False, and do nothing, if it cannot leave this process now.
+        Return None, and do nothing, if they cannot leave this process now.
         """
-        asked = _Asked(Ask(self._next_id, request, owner, user), answer)
-        if not self._send_ahead(asked.ask):
-            return False
-        self._next_id += 1
-        self._sent[asked.ask.id] = asked
-        self._sent_things += len(request.binds)
-        return True
+        ask = Ask(self._next_id, request, owner, user)
+        run = self._send_ahead(ask)
+        if run is not None:
+            self._next_id += 1
+            self._sent[ask.id] = _Asked(ask, run)
+        return run
+
+    def runs(self) -> list[BindRun]:
+        """Return the runs of binds that have unanswered ones, in the order of their beginning."""
+        return [asked.answer for asked in self._sent.values() if isinstance(asked.answer, BindRun)]
 
     @property
     def sends_at_once(self) -> bool:
         """Return whether a request would be sent now."""
-        return self.up and not self._waiting and self._sent_things < SENT_MAX
+        sent = self._sent_things + self._runs.unanswered
+        return self.up and not self._waiting and sent < SENT_MAX
 
     def answered(self, answer: Answer) -> None:
-        """Hand an answer to all who asked, if somebody still waits for it."""
-        self._one_answered(answer.id, answer)
-        for number in answer.result.get("with", ()):
-            self._one_answered(number, answer)
+        """Hand an answer to whoever asked, if somebody still waits for it."""
+        asked = self._sent.get(answer.id)
+        if asked is None:
+            log.warning("the controller answers %d, which nobody asked", answer.id)
+        elif isinstance(asked.answer, BindRun):
+            self._run_answered(asked.answer, answer)
+        else:
+            del self._sent[answer.id]
+            self._one_answered(asked.ask, asked.answer, answer)
         if self._waiting:
             self._send_waiting()
 
-    def _one_answered(self, number: int, answer: Answer) -> None:
-        asked = self._sent.pop(number, None)
-        if asked is None:
-            log.warning("the controller answers %d, which nobody asked", number)
-        else:
-            self._sent_things -= things_asked(asked.ask.what)
-            if not asked.answer.done():
-                try:
-                    asked.answer.set_result(answer)
-                except Exception:  # of one connection; the others' answers come the same way
-                    log.exception(
-                        "who asked %s could not take the answer", type(asked.ask.what).__name__
-                    )
+    def _run_answered(self, run: BindRun, answer: Answer) -> None:
+        try:
+            self.answered_ahead(run, answer.result.get("binds", len(run.ends)), answer)
+        except Exception:
+            log.exception("an answer to binds could not be taken")
+        if not run.ends:
+            run.end()
+            del self._sent[answer.id]
+
+    def _one_answered(
+        self, ask: Ask, waits: asyncio.Future[Answer] | Reply, answer: Answer
+    ) -> None:
+        self._sent_things -= things_asked(ask.what)
+        if not waits.done():
+            try:
+                waits.set_result(answer)
+            except Exception:  # of one connection; the others' answers come the same way
+                log.exception("who asked %s could not take the answer", type(ask.what).__name__)
 
     def ask_again(self) -> None:
         """Ask a controller that is back all that is unanswered, then what waits."""
         self.up = True
+        self._runs.epoch += 1  # a run is asked again whole
         self._sent = {
             number: asked._replace(deaths=asked.deaths + 1)
             for number, asked in self._sent.items()
-            if not asked.answer.done()
+            if asked.is_waited_for()
         }
-        self._sent_things = sum(things_asked(asked.ask.what) for asked in self._sent.values())
+        self._sent_things = sum(
+            things_asked(asked.ask.what)
+            for asked in self._sent.values()
+            if not isinstance(asked.answer, BindRun)
+        )
         for asked in list(self._sent.values()):
             if asked.deaths >= DEATHS_MAX:
                 text = f"{DEATHS_MAX} controllers went while asked this"
@@ -174,7 +207,7 @@ class CatalogRequests:
             if its:
                 self._waiting[owner] = its
             self._waiting_things -= things_asked(asked.ask.what)
-            if not asked.answer.done():
+            if asked.is_waited_for():
                 self._send_asked(asked)
 
     def _send_asked(self, asked: _Asked) -> None:

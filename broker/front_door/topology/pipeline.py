@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from pamqp import base, commands
 
 from shardmq.broker.amqp.events import Binds
+from shardmq.broker.front_door.hot_state import BindRun
 from shardmq.broker.front_door.links.binds_ahead import BindsAhead
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.session import Session
@@ -179,19 +180,19 @@ class Pipeline:
             self._waiting_count += _count(method)
             self._start()
 
-    def bind_at_once(self, ends: list[tuple[str, str, str]]) -> bool:
+    def bind_at_once(self, ends: list[tuple[str, str, str]]) -> BindRun | None:
         """Put binds in force that need not wait for an answer; the caller replies to the client.
 
-        Return False, and do nothing, if they have to wait.
+        Return the run that they begin. Return None, and do nothing, if they have to wait.
         """
         ahead, session = self._controller.ahead, self._session
         if ahead is None or self._closed or self._running or self._waiting:
-            return False
+            return None
         source, queue, _ = ends[0]
         if self._judged != (ahead.epoch, source, queue) and not self._judge(ahead, source, queue):
-            return False
+            return None
         if len(ends) > 1 and any(end[0] != source or end[1] != queue for end in ends):
-            return False
+            return None
         return ahead.bind(session.vhost, ends, session.owner, session.user)
 
     def _judge(self, ahead: BindsAhead, source: str, queue: str) -> bool:
