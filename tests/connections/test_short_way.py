@@ -16,13 +16,13 @@ from pamqp import commands
 
 from shardmq.broker.amqp import properties
 from shardmq.broker.front_door.consume.consumers import Consumer, GroupConsumer
-from shardmq.broker.front_door.hot_state import BindRun, BindRuns
-from shardmq.broker.shared.control import Answer, AssignmentName, AssignmentOrder, ConsumeTerms
+from shardmq.broker.shared.control import AssignmentName, AssignmentOrder, ConsumeTerms
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import DeliveryWriter
 from tests.amqp.bytes_of import method, publish
 from tests.connections.door_play import OPENING, PLACES, SHARDS, Door
+from tests.support.fake_binds_ahead import FakeBindsAhead
 from tests.support.readable import is_readable
 
 pytestmark = pytest.mark.usefixtures("one_second")
@@ -652,54 +652,6 @@ async def test_channels_are_counted_the_same_both_ways(channels_max: int) -> Non
     assert refused > 3
 
 
-class Ahead:
-    """Binds ahead that are put in force, unless the pipe to the controller is full."""
-
-    def __init__(self, line: Any) -> None:
-        self.runs = BindRuns()
-        self.runs.first = lambda run: None
-        self.all: list[tuple[str, BindRun]] = []
-        line.ahead = self
-        self._ask = line.ask
-        line.ask = line.request = self.ask
-        self._read, self._write = os.pipe()
-        self.has_room(True)
-
-    @property
-    def epoch(self) -> int:
-        return self.runs.epoch
-
-    @property
-    def bound(self) -> list[tuple[str, tuple[str, str, str]]]:
-        """Return the connection and (exchange, queue, routing key) of each bind, sorted."""
-        return sorted((owner, end) for owner, run in self.all for end in run.ends)
-
-    def may_bind(self, vhost: str, source: str, queue: str) -> bool:
-        return queue != "b"
-
-    def bind(self, vhost: str, ends: list[Any], owner: str, user: str) -> BindRun | None:
-        if self.runs.pipe < 0:
-            return None
-        run = BindRun(self.runs, vhost, ends)
-        run.go_on(lambda: (b"head", b"tail"))
-        self.all.append((owner, run))
-        return run
-
-    def ask(self, *request: Any) -> asyncio.Future[Answer]:
-        self.runs.epoch += 1
-        answer: asyncio.Future[Answer] = self._ask(*request)
-        return answer
-
-    def has_room(self, is_so: bool) -> None:
-        self.runs.pipe = self._write if is_so else -1
-
-    def close(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
-
-    def queue_is_there(self, vhost: str, name: str) -> None: ...
-
-
 def bind_frames(rng: random.Random) -> bytes:
     """Return binds of a channel, and now and then something else."""
     number = 3 if rng.random() < 0.003 else rng.choice([1, 1, 1, 2])
@@ -725,7 +677,7 @@ async def test_binds_ahead_are_answered_the_same_both_ways() -> None:
         print(f"seed {seed}")
         rng = random.Random(seed)
         doors = [Door(short=short) for short in (False, True)]
-        aheads = [Ahead(door.line) for door in doors]
+        aheads = [FakeBindsAhead(door.line) for door in doors]
         for door in doors:
             door.enter()
             for number in (1, 2):
@@ -759,8 +711,6 @@ async def test_binds_ahead_are_answered_the_same_both_ways() -> None:
         bound += len(aheads[0].bound)
         runs += len(aheads[1].all)
         assert all(end[1] == "a" for _, end in aheads[0].bound)
-        for ahead in aheads:
-            ahead.close()
     assert bound > 300 and answered > 100 and runs < 0.9 * bound
 
 

@@ -19,6 +19,7 @@ from shardmq.shardd.wire.codec import DeliveryWriter
 from tests.amqp.bytes_of import method, publish
 from tests.connections import door_play
 from tests.connections.door_play import SHARDS, Door
+from tests.support.fake_binds_ahead import FakeBindsAhead
 from tests.support.seen import METHOD, frames, kind_of
 
 ROUND = 21  # groups; the first of them is for a Pair
@@ -45,8 +46,17 @@ LEFT = {
     for kind in ((10, 50), (20, 10), (20, 40), (60, 20), (60, 30), (60, 40), (60, 80), (60, 120))
 }
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
-# Publishes whose routes Python finds; then the short way knows them.
+
+
+def bind(channel: int, key: str, nowait: bool = False) -> bytes:
+    """Return the bind of a queue that is answered ahead of the controller."""
+    return method(channel, commands.Queue.Bind(0, "a", "direct", key, nowait, {}))
+
+
+# Publishes whose routes Python finds, and a bind that others go on with; then the short way knows
+# them.
 PUBLISHED = (
+    bind(1, "first"),
     *publish(2, "", "a", b"body"), *publish(1, "direct", "k", b"x"), *publish(2, "fan", "", b""),
     *publish(1, "", "b", b"body"), *publish(2, "logs", "x.y", b"body"), *publish(1, "fan", "", b""),
 )  # fmt: skip
@@ -147,6 +157,7 @@ class Pair:
     def __init__(self, loop: Due) -> None:
         self._loop = loop
         self._doors: list[Door] = []
+        self._ahead: list[FakeBindsAhead] = []
         self._client = 0
         self._is_over = False
         self._begin()
@@ -183,6 +194,7 @@ class Pair:
     def compare(self) -> None:
         """Compare all that the front doors remember, whatever the last input was."""
         self._compare(*(door.state() for door in self._doors))
+        compare_bound(*self._ahead)
 
     end = compare
 
@@ -217,6 +229,7 @@ class Pair:
 
     def _begin(self) -> None:
         self._doors = [Door(short=short, traced=True) for short in (False, True)]
+        self._ahead = [FakeBindsAhead(door.line) for door in self._doors]
         self._enter()
 
     def _enter(self) -> None:
@@ -243,6 +256,7 @@ class Alone:
         self._loop = loop
         self._is_judged = is_judged
         self._door = Door(short=True)
+        self._ahead = [FakeBindsAhead(self._door.line)]
         self._twin: Door | None = None
         self._acts: list[Act] = []  # that the twin has not done
         self._taken = 0  # inputs
@@ -274,6 +288,7 @@ class Alone:
         """Have the twin do what the front door has done, and compare all that shows of both."""
         if self._twin is None:
             self._twin = Door(short=False)
+            self._ahead.append(FakeBindsAhead(self._twin.line))
             enter(self._twin, self._loop)
         for act, what in self._acts:
             act(self._twin, *what)
@@ -285,6 +300,7 @@ class Alone:
         for name, value in plain.items():
             if value != short[name]:
                 raise Differs(f"{name}: {value!s:.800} by Python, {short[name]!s:.800}")
+        compare_bound(*self._ahead)
 
     def end(self) -> None:
         """See that the client got whole frames, and compare if the twin is to judge."""
@@ -346,6 +362,12 @@ class Alone:
             ):
                 self._do(Door.hear, shard, message)
         self._do(end_pass)
+
+
+def compare_bound(one: FakeBindsAhead, other: FakeBindsAhead) -> None:
+    """Compare what was bound ahead. Raises Differs."""
+    if one.bound != other.bound:
+        raise Differs(f"bound: {one.bound!s:.800}, {other.bound!s:.800}")
 
 
 def end_pass(door: Door) -> None:
@@ -462,6 +484,9 @@ def client_bytes() -> list[bytes]:
         acks[0] + method(1, commands.Basic.Ack(3, True)) + method(2, commands.Basic.Ack(0, True)),
         method(1, commands.Basic.Nack(2, True, False)) + method(2, commands.Basic.Reject(1, True)),
         b"".join(publish(2, "", "a", b"body")) + acks[0] + HEARTBEAT,
+        bind(1, "k"),
+        bind(1, "k") + bind(1, "j") + bind(2, "k"),
+        bind(3, "x" * 40) + bind(3, "", nowait=True),
         method(1, commands.Basic.Cancel("acks")) + method(1, commands.Channel.Close(200, "", 0, 0)),
     ]
     return [bytes([cut]) + each for each in said for cut in (0, 20)]
