@@ -19,9 +19,10 @@ cdef enum:
     SHORT = 0xA0
     SHORT_MAX = 31
     LONGER = 0xD9
-    C_UNANSWERED_MAX = 1024
+    C_UNANSWERED_MAX = 4096
 
-# Binds ahead beyond which the next ones wait for the controller.
+# Binds ahead beyond which the next ones wait for the controller. It decides on so many in some
+# 30 ms, for which others may have to wait.
 UNANSWERED_MAX = C_UNANSWERED_MAX
 NEVER = -1
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from shardmq.broker.shared.control import Ask, BindMany, binds_pipe
 
 WAITS_S = 0.01  # how long requests wait for others
-READ_BYTES = 64 << 10  # all that a pipe holds, where pages have 4 KiB
+READ_BYTES = 256 << 10
 
 
 class BindsPipe:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from shardmq.broker.front_door.hot_state import BindRun, BindRuns
+from shardmq.broker.front_door.hot_state import UNANSWERED_MAX, BindRun, BindRuns
 from shardmq.broker.front_door.links.catalog_requests import INTERNAL_ERROR, CatalogRequests
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut
@@ -105,7 +105,7 @@ class BindsAhead:
         The caller knows that `may_bind` holds. Return the run that they begin. Return None, and do
         nothing, if too much is unanswered, or the controller does not read.
         """
-        if not self._requests.sends_at_once:
+        if not self._requests.sends_at_once or self._runs.unanswered >= UNANSWERED_MAX:
             return None
         return self._requests.add_ahead(BindMany(vhost_name, ends, True), owner, user)
 

@@ -6,10 +6,12 @@ outlives this process: the controller reads it to its end.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import select
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from shardmq.broker.front_door.links.control_stream import HEAD_BYTES
@@ -18,6 +20,9 @@ from shardmq.broker.shared.control import Ask, BindMany, binds_pipe
 log = logging.getLogger("shardmq.broker.front_door.links.binds_pipe")
 
 
+# Room for as many binds as may be unanswered, if their names are not long. It is what Linux gives
+# to any user.
+PIPE_BYTES = 1 << 20
 NO_PIPE = -1
 
 
@@ -35,6 +40,8 @@ class BindsPipe:
         os.mkfifo(self._path, 0o600)
         # Both ends are open here, so that a controller that has gone is no error.
         self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        with suppress(OSError):  # of a user who has many pipes; they are fuller sooner
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._is_read = False
 
     def answered(self) -> None:

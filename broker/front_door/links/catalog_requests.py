@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shardmq.broker.front_door.hot_state import UNANSWERED_MAX, BindRun, BindRuns
+from shardmq.broker.front_door.hot_state import BindRun, BindRuns
 from shardmq.broker.shared.control import Answer, AnyRequest, Ask, BindMany, things_asked
 
 log = logging.getLogger("shardmq.broker.front_door.links.catalog_requests")
 
 # Requests on their way at once. The first request of a connection waits behind so many of the
 # others, about 0.1 ms each.
-SENT_MAX = UNANSWERED_MAX
+SENT_MAX = 1024
 WAITING_MAX = 262_144  # requests behind them, and while the controller is away
 # A request may end each controller that is asked: it is asked of this many and not more.
 DEATHS_MAX = 4
@@ -141,8 +141,7 @@ class CatalogRequests:
     @property
     def sends_at_once(self) -> bool:
         """Return whether a request would be sent now."""
-        sent = self._sent_things + self._runs.unanswered
-        return self.up and not self._waiting and sent < SENT_MAX
+        return self.up and not self._waiting and self._sent_things < SENT_MAX
 
     def answered(self, answer: Answer) -> None:
         """Hand an answer to whoever asked, if somebody still waits for it."""
