@@ -10,6 +10,7 @@ the shard are not part of a stage.
     ack        the same for an ack, which waits for others
     take       Inlet.take alone: from the bytes of a publish to the packer
     frames     Outlet alone: from the message of the shard to frames in the output of the client
+    bind       Watch.ready: a bind is answered ahead of the controller
 
 bench/guard.py counts the instructions of these stages.
 """
@@ -22,9 +23,11 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from micro.path import publish
 from pamqp import commands, frame
 
@@ -34,6 +37,10 @@ from shardmq.broker.front_door.consume.consumers import Consumer
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.events import ShardEvents
+from shardmq.broker.front_door.hot_state import BindRun, BindRuns
+from shardmq.broker.front_door.links.binds_ahead import BindsAhead
+from shardmq.broker.front_door.links.binds_pipe import around_key
+from shardmq.broker.front_door.links.catalog_requests import CatalogRequests
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.proxy import Peer
@@ -46,11 +53,12 @@ from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import PermissionPut, QueuePut, UserPut, VhostPut
 from shardmq.broker.shared.config import BrokerConfig
+from shardmq.broker.shared.control import Ask, BindMany
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import DeliveryWriter
 from shardmq.shardd.wire.lane import ALL, MEMORY_BYTES, Lane, Shared
 
-STAGES = ("read", "deliver", "ack", "take", "frames")
+STAGES = ("read", "deliver", "ack", "take", "frames", "bind")
 BODY_BYTES = 16
 INCARNATION, EPOCH = 7, 1
 READ_BYTES = 65536
@@ -93,12 +101,13 @@ class Door:
         catalog = Catalog()
         for change in (
             VhostPut("/"), UserPut("guest", ""), PermissionPut("/", "guest", ".*", ".*", ".*"),
-            QueuePut("/", "bench-0", 1, 0),
+            QueuePut("/", "bench-0", 1, 0), QueuePut("/", "bound", 2, 0, durable=False),
         ):  # fmt: skip
             catalog.apply(change)
         line: Any = SimpleNamespace(
             catalog=catalog, connection_up=lambda *_: None, connection_down=lambda *_: None
         )
+        line.ahead = self._binds_ahead(catalog)
         aio: Any = self.aio
         events, counts = ShardEvents(), Counts()
         self.links = links = ShardLinks(config, INCARNATION, events)
@@ -132,7 +141,25 @@ class Door:
         self._open_lane()
         self._open_client()
         self._publish = publish(BODY_BYTES)
-        self._number = 0
+        self._number = self._bound = 0
+
+    def _binds_ahead(self, catalog: Catalog) -> BindsAhead:
+        """Return the binds ahead of a front door whose pipe to the controller takes all."""
+        runs = self._runs = BindRuns()
+        runs.pipe = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        encode = msgspec.msgpack.Encoder().encode
+
+        def send(ask: Ask) -> BindRun:
+            assert isinstance(ask.what, BindMany)
+            run = BindRun(runs, ask.what.vhost, ask.what.binds)
+            run.go_on(partial(around_key, ask, lambda message: bytes(4) + encode(message)))
+            return run
+
+        requests = CatalogRequests(lambda _: None, send, runs)
+        requests.up = True
+        ahead = BindsAhead(runs, requests, lambda: catalog, lambda _: None)
+        ahead.queue_is_there("/", "bound")
+        return ahead
 
     def _open_lane(self) -> None:
         link = self.link = self.links.links[0]
@@ -203,6 +230,16 @@ class Door:
         around("nothing", lambda: None)
         return 1
 
+    def bind(self, around: Callable[[str, Callable[[], Any]], Any]) -> int:
+        """Take one bind in, and its answer out; return 1."""
+        self._bound += 1
+        key = f"key.{self._bound}"
+        bind = commands.Queue.Bind(0, "bound", "amq.topic", key, False, {})
+        self.client.sendall(frame.marshal(bind, 1))
+        around("bind", self._pass)
+        assert self.client.recv(READ_BYTES) == frame.marshal(commands.Queue.BindOk(), 1)
+        return 1
+
     def _plain_turn(self, around: Callable[[str, Callable[[], Any]], Any]) -> None:
         """Take one message through the compiled code alone."""
         self._number += 1
@@ -240,3 +277,4 @@ class Door:
         self.client.close()
         self.shard.close()
         self.lane.close()
+        os.close(self._runs.pipe)
