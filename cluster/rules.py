@@ -303,6 +303,7 @@ class Wait(enum.Enum):
     OWN_DISK = 1
     MORE_MEMBERS = 2  # the in-sync set is too small
     MEMBERS = 3  # one of the in-sync set has not answered
+    ENDED_MEMBERS = 4  # all others of the in-sync set have ended in order, and none is back
 
 
 class Leader:
@@ -344,6 +345,7 @@ class Leader:
         self._pinged_at = self._ticked_at = now
         self._hands_over_to = ""
         self._late: set[str] = set()  # members who have to leave
+        self._ended: set[str] = set()  # nodes whose process has ended in order, and is not back
         self._copies = 1  # nodes that have a copy or are to have one
         self._min_in_sync = settings.min_in_sync
         self.answered = self._answered()
@@ -373,6 +375,7 @@ class Leader:
         if known is not None and known.session >= hello.session:
             return []
         peer = self.peers[hello.node] = Peer(hello, now)
+        self._ended.discard(hello.node)
         effects: Effects = []
         if self._may_continue(hello, oldest, last):
             peer.state = PeerState.STREAMING
@@ -393,6 +396,7 @@ class Leader:
             return []
         if isinstance(message, Leaving):
             self._forget(peer)
+            self._ended.add(node)
             late = self._late | {node} & self.members()
             left = min(len(each.in_sync.keys() - late) for each in (self.record, *self._possible))
             # With too few left nothing is confirmed, and it may be back soon. When all nodes end,
@@ -514,6 +518,9 @@ class Leader:
             return None
         if min(self._local, default=self._last_sync + 1) <= self._syncs[0][0]:
             return Wait.OWN_DISK
+        members = self.members()
+        if members and members <= self._ended:
+            return Wait.ENDED_MEMBERS
         return Wait.MEMBERS if self.are_enough() else Wait.MORE_MEMBERS
 
     def lag_s(self, node: str, now: float) -> float:

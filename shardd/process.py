@@ -30,8 +30,8 @@ LAST_SYNCS_S_MAX = 10.0
 def run(config: ShardConfig) -> int:
     """Run a shard until it is drained or fails; return the exit status.
 
-    The status is 0 after a drain, 1 if the disk or the shard itself failed, 2 if a later version
-    wrote the files, and DEPOSED if another node leads the shard, which this one did.
+    The status is 0 after a stop in order, 1 if the disk or the shard itself failed, 2 if a later
+    version wrote the files, and DEPOSED if another node leads the shard, which this one did.
     """
     keep_warm()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -128,7 +128,11 @@ def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
             status = notify.DEPOSED
         else:
             status = server.break_off(error)
-    if status == notify.DEPOSED and not is_drained:
+    if status == notify.DEPOSED and signals.stop:
+        status = 0  # nobody starts this process again, so it has no other role to play
+        if not is_drained:
+            log.info("ends without the last syncs of other nodes, which end as well or lead")
+    elif status == notify.DEPOSED and not is_drained:
         log.warning("another node leads this shard")
     server.close()
     if seat is not None:

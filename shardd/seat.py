@@ -18,6 +18,7 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Final
@@ -80,6 +81,7 @@ WAITS: Final = {
     Wait.OWN_DISK: "",
     Wait.MORE_MEMBERS: wire.TOO_FEW_IN_SYNC,
     Wait.MEMBERS: wire.NODE_STALLED,
+    Wait.ENDED_MEMBERS: wire.NODE_STALLED,
 }
 # The files of a shard lie in the directories of its vhosts.
 OF_SHARD: Final = re.compile(r"[0-9a-f]{40}(/.*)?")
@@ -148,6 +150,7 @@ class Seat:
         self._revision = 0  # of the record of this shard
         self._numbers: dict[str, float] = {}
         self._is_leaving = False  # the shard drains, and nothing changes the heir any more
+        self._is_cut_off = False  # the lead was ended, so that the shard waits for no other node
         # Of the home: a hand-over ends this process, so a file tells the next one.
         self._lost_leads = Path(config.runtime_dir, f"shard-{config.shard:02d}.lost-leads")
         self._giving = GivingBack(
@@ -157,6 +160,7 @@ class Seat:
         self._leader: LeaderOfCopies | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._playing: asyncio.Task[str] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
 
     # -- for the thread of the process -------------------------------------------------------------
@@ -176,38 +180,56 @@ class Seat:
 
         That is the heir, if there is one.
         """
-        loop, leader = self._loop, self._leader
-        if loop is None or leader is None or self.over:
+        leader = self._leader
+        if leader is None or self.over:
             return
         heirs = sorted(
             leader.record.in_sync.keys() - {self._copies.node},
             key=lambda node: (node != self.heir, node),
         )
-        if heirs:
-            loop.call_soon_threadsafe(leader.hand_over, heirs[0])
+        if heirs and self._call(leader.hand_over, heirs[0]):
             self._thread.join(HAND_OVER_S_MAX)
 
     def leave_within(self, seconds: float) -> None:
         """Lead no more after so long: what waits for the other nodes then ends.
 
-        The heir stays the one that it is now.
+        That is sooner if all of them end in order, too, as when the whole cluster is stopped. The
+        heir stays the one that it is now.
         """
         self._is_leaving = True
-        loop, playing = self._loop, self._playing
-        if loop is not None and playing is not None:
-            loop.call_soon_threadsafe(lambda: loop.call_later(seconds, playing.cancel))
+        if (loop := self._loop) is not None:
+            self._call(loop.call_later, seconds, self._cut_off)
+
+    def _cut_off(self) -> None:
+        """End the lead; in the thread of the copies. Syncs that wait raise Deposed."""
+        self._is_cut_off = True
+        if self._playing is not None:
+            self._playing.cancel()
 
     def stop(self) -> None:
         """End, with connections and threads. The disk is as after a crash."""
-        if self._loop is not None and self._playing is not None and self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._end(self._playing), self._loop)
+        if self._call(self._begin_to_end):
             self._thread.join(STOP_S_MAX)
 
-    async def _end(self, playing: asyncio.Task[str]) -> None:
+    def _call(self, act: Callable[..., object], *arguments: object) -> bool:
+        """Call this in the thread of the copies; return False if the thread has ended."""
+        if self._loop is None or self._playing is None:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(act, *arguments)
+        except RuntimeError:  # the loop is closed, which may be at any moment
+            return False
+        return True
+
+    def _begin_to_end(self) -> None:
+        self._ending = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
         """Take leave of the leader, if this node follows, and end."""
         if self._follower is not None:
             await self._follower.leave()
-        playing.cancel()
+        if self._playing is not None:
+            self._playing.cancel()
 
     def is_deposed(self, error: BaseException | None) -> bool:
         """Return whether an error of the shard says that this node leads no more."""
@@ -215,7 +237,7 @@ class Seat:
             if isinstance(error, Deposed):
                 return True
             error = error.__cause__ or error.__context__
-        return bool(self.over) and self.failure is None
+        return (bool(self.over) or self._is_cut_off) and self.failure is None
 
     @property
     def waits_for(self) -> str:
@@ -325,7 +347,11 @@ class Seat:
         while True:
             await asyncio.sleep(LOOK_S)
             leader = self._leader
-            if leader is None or self._is_leaving:
+            if leader is None:
+                continue
+            if self._is_leaving:
+                if leader.waits_for() is Wait.ENDED_MEMBERS:
+                    self._cut_off()
                 continue
             self._numbers = {
                 "replica_in_sync": len(leader.record.in_sync),

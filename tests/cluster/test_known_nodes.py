@@ -182,6 +182,15 @@ def record(*names: str) -> Pair:
     return pair(KEYS.copies_of(0), msgspec.json.encode(value))
 
 
+def test_a_shard_ends_although_the_thread_of_its_copies_has_ended_just_before(seat: Seat) -> None:
+    loop = asyncio.new_event_loop()
+    playing: Any = loop.create_future()
+    seat._loop, seat._playing = loop, playing
+    loop.close()
+    seat.leave_within(1.0)
+    seat.stop()
+
+
 def test_a_key_that_cannot_be_read_hides_none_behind_it_from_a_shard(seat: Seat) -> None:
     seat._take_all(listing(pair(KEYS.shard(0), encoded(CLAIM))))
     assert sorted(seat._nodes) == [0, 1, 2]

@@ -201,6 +201,28 @@ def test_a_follower_that_ends_while_it_is_put_into_the_set_is_taken_out_again() 
     assert leader.swapped(11, 0.3) == [Propose(record("a", "b"), 11)]
 
 
+def test_a_leader_knows_when_all_that_it_waits_for_have_ended_in_order() -> None:
+    leader = leading("a", "b", "c", settings=Settings(min_in_sync=2))
+    leader.sync_begun(1, 0.0)
+    leader.sync_done(1)
+    assert leader.waits_for() is Wait.MEMBERS, "they may come"
+    for node in "bc":
+        held = Held("s", f"copy-{node}", True, False, 3)
+        leader.greeted(hello(node, held=held), Position(2, 0), 0, 0.0)
+    leader.heard("b", Leaving(1, 3), 0.1)
+    leader.swapped(11, 0.2)
+    leader.disconnected("c", 1, 0.3)
+    assert leader.waits_for() is Wait.MEMBERS, "c has not said that it ends"
+    leader.greeted(hello("c", session=2), Position(2, 0), 0, 0.4)
+    leader.heard("c", Leaving(2, 3), 0.5)
+    leader.disconnected("c", 2, 0.5)
+    assert leader.waits_for() is Wait.ENDED_MEMBERS
+    leader.sync_begun(2, 0.6)
+    assert leader.waits_for() is Wait.ENDED_MEMBERS, "it waits for the oldest"
+    leader.greeted(hello("c", session=3), Position(2, 0), 0, 0.6)
+    assert leader.waits_for() is not Wait.ENDED_MEMBERS, "c is back"
+
+
 def test_a_follower_that_ends_says_so_once() -> None:
     follower = following(Held("s", "copy-b", True, False, 3))
     assert follower.leave() == [], "there is no session"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,5 +34,44 @@ def test_who_begins_to_lead_is_not_held_by_the_syncs_of_nodes_that_are_gone(
     server = SimpleNamespace(watch=lambda fd, act: None, begin=begin, close=lambda: None)
     monkeypatch.setattr(process, "Server", lambda *given, **named: server)
     config: Any = None
-    assert process._serve(config, signals, seat) == notify.DEPOSED
+    assert process._serve(config, signals, seat) == 0, "it was told to stop, and did"
     assert bounds == [process.LAST_SYNCS_S_MAX]
+
+
+@pytest.mark.parametrize(
+    ("is_told", "status", "level"),
+    [
+        pytest.param(False, notify.DEPOSED, "WARNING", id="it follows from now on"),
+        pytest.param(True, 0, "INFO", id="it is told to stop"),
+    ],
+)
+def test_who_leads_no_more_takes_another_role_unless_told_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_told: bool,
+    status: int,
+    level: str,
+) -> None:
+    caplog.set_level("INFO")
+    watched: list[Callable[[], None]] = []
+    signals: Any = SimpleNamespace(stop=False, fd=-1)
+    seat: Any = SimpleNamespace(
+        fd=-1, over="", heir="", failure=None, look=lambda: None, stop=lambda: None
+    )
+
+    def turn(events: object) -> None:
+        signals.stop, seat.over = is_told, "another node leads"
+        watched[-1]()
+
+    server = SimpleNamespace(
+        watch=lambda fd, act: watched.append(act),
+        begin=lambda: None,
+        links=SimpleNamespace(wait=lambda ms: None),
+        wait_ms=lambda: 0,
+        turn=turn,
+        close=lambda: None,
+    )
+    monkeypatch.setattr(process, "Server", lambda *given, **named: server)
+    config: Any = None
+    assert process._serve(config, signals, seat) == status
+    assert [record.levelname for record in caplog.records] == [level]
