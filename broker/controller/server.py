@@ -128,6 +128,7 @@ class Controller:
         # Returns when this node is known to have led after the call, and raises Deposed or OSError.
         # Without it nobody else can lead.
         self.leads: Callable[[], Awaitable[None]] | None = None
+        self.on_up: Callable[[], None] = lambda: None  # called when this controller serves all
         self._looking: set[asyncio.Task[None]] = set()
         if loaded is None:
             keys = key_ring(config.secrets.key_file, encrypts=config.secrets.encrypt)
@@ -232,6 +233,7 @@ class Controller:
         relocated = asyncio.create_task(self.relocating.run())
         bridged = asyncio.create_task(self.bridges.run())
         self._is_up = True
+        self.on_up()
         notify.ready()
         give_back()
         log.info(

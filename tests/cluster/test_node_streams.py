@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.node_facts import NodeFacts
 from shardmq.broker.controller.nodes import facts
+from shardmq.broker.controller.nodes import relay as relays
 from shardmq.broker.controller.nodes.facts import tell_facts
-from shardmq.broker.controller.nodes.relay import NO_LEADER, Relay
+from shardmq.broker.controller.nodes.relay import CUT_OFF, NO_LEADER, SILENT, Relay
 from shardmq.cluster.secret import Keys, keys_of, tls_context
 from shardmq.cluster.streams import (
     CONTROL,
@@ -326,6 +327,113 @@ async def test_without_a_leader_http_says_so_and_a_front_door_is_closed(tmp_path
         reader, writer = await asyncio.open_unix_connection(unix)
         assert await reader.read() == b""
         writer.close()
+
+
+CALL = b"GET /api/overview HTTP/1.1\r\n\r\n"
+
+
+@pytest.mark.parametrize("ends", ["the leader is gone", "the record names another one"])
+async def test_a_call_without_an_answer_gets_one_when_the_leader_ends(
+    tmp_path: Path, ends: str
+) -> None:
+    leader = Leader()
+    async with leader.listening() as address:
+
+        async def leads(wait_s: float) -> Address:
+            return address
+
+        relay = relay_to(leads)
+        relay.led_by("shardmq@a", 1)
+        async with relaying(leads, tmp_path, relay) as (unix, http), asyncio.timeout(PATIENCE_S):
+            calling, call = await asyncio.open_connection(*http)
+            call.write(CALL)
+            idle, _ = await asyncio.open_connection(*http)
+            door, control = await asyncio.open_unix_connection(unix)
+            control.write(b"hello")
+            while sum(bool(each.data) for each in leader.services) < 2:
+                await asyncio.sleep(0)
+            while sum(end._joined is not None for end in relay._ends) < 3:
+                await asyncio.sleep(0)
+            if ends == "the leader is gone":
+                for service in leader.services:
+                    service.transport.abort()
+            else:
+                relay.led_by("shardmq@c", 2)
+            assert await calling.read() == CUT_OFF
+            for other in (idle, door):  # no call is under way there
+                with contextlib.suppress(ConnectionError):
+                    assert await other.read() == b""
+
+
+async def test_nothing_is_put_behind_a_part_of_an_answer(tmp_path: Path) -> None:
+    leader = Leader()
+    async with leader.listening() as address:
+
+        async def leads(wait_s: float) -> Address:
+            return address
+
+        async with relaying(leads, tmp_path) as (_, http), asyncio.timeout(PATIENCE_S):
+            calling, call = await asyncio.open_connection(*http)
+            call.write(CALL)
+            await leader.taken.wait()
+            await leader.services[0].came.wait()
+            leader.services[0].transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n[")
+            assert (await calling.readexactly(41))[-1:] == b"["
+            call.write(CALL)  # what the leader sent may have been the whole answer, or not
+            leader.services[0].came.clear()
+            await leader.services[0].came.wait()
+            leader.services[0].transport.close()
+            assert await calling.read() == b""
+
+
+async def test_calls_that_wait_for_a_leader_are_answered_by_this_node_when_it_leads(
+    tmp_path: Path,
+) -> None:
+    own, is_up = Leader(echoes=True), asyncio.Event()
+    async with own.listening() as address:
+
+        async def leads(wait_s: float) -> Address:
+            await is_up.wait()
+            return address
+
+        relay = relay_to(leads)
+        relay.led_by("shardmq@a", 1)
+        async with relaying(leads, tmp_path, relay) as (unix, http), asyncio.timeout(PATIENCE_S):
+            before, call = await asyncio.open_connection(*http)
+            call.write(CALL)
+            door, _ = await asyncio.open_unix_connection(unix)
+            while len(relay._ends) < 2:
+                await asyncio.sleep(0)
+            relay.lead_begins("shardmq@b", 2)
+            with contextlib.suppress(ConnectionError):
+                assert await door.read() == b"", "front doors come to the controller itself"
+            with pytest.raises(ConnectionError):
+                await asyncio.open_unix_connection(unix)
+            while_it_starts, second = await asyncio.open_connection(*http)
+            second.write(CALL)
+            while len(relay._ends) < 2:
+                await asyncio.sleep(0)
+            is_up.set()
+            relay.lead_has_begun()
+            assert await before.readexactly(len(CALL)) == CALL
+            assert await while_it_starts.readexactly(len(CALL)) == CALL
+            assert [opening.service for opening in own.openings] == [HTTP, HTTP]
+
+
+async def test_a_leader_that_takes_streams_and_is_silent_is_told_of_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays, "LEADER_S_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+
+        async def leads(wait_s: float) -> Address:
+            host, port = frozen.getsockname()
+            return host, port
+
+        async with relaying(leads, tmp_path) as (_, http), asyncio.timeout(2.0):
+            calling, call = await asyncio.open_connection(*http)
+            call.write(CALL)
+            assert await calling.read() == SILENT
 
 
 async def test_a_stream_finds_the_next_leader(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shardmq.broker.controller.nodes.own_streams import HEAD_S_MAX, OwnStreams
+from shardmq.broker.controller.nodes.own_streams import OwnStreams
+from shardmq.broker.controller.nodes.request_head import HEAD_S_MAX, RequestHead
 from shardmq.broker.controller.streams import elsewhere as elsewhere_module
 from shardmq.broker.controller.streams.boards import Wanted
 from shardmq.broker.controller.streams.elsewhere import Connection, Elsewhere, Watch
@@ -231,7 +232,7 @@ class Relayed(asyncio.Protocol):
 async def said(there: There, *pieces: bytes) -> bytes:
     """Return what a client gets who sends these pieces, one after the other."""
     server = await asyncio.get_running_loop().create_server(
-        lambda: there.streams.for_client(Relayed), "127.0.0.1", 0
+        lambda: RequestHead((there.streams,), Relayed), "127.0.0.1", 0
     )
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
     for piece in pieces:
@@ -331,7 +332,7 @@ async def test_the_node_that_is_near_is_read_or_always_the_same_one(there: There
 async def test_who_says_nothing_is_handed_on(there: There) -> None:
     async with there.running():
         server = await asyncio.get_running_loop().create_server(
-            lambda: there.streams.for_client(Relayed), "127.0.0.1", 0
+            lambda: RequestHead((there.streams,), Relayed), "127.0.0.1", 0
         )
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
         assert await reader.readexactly(15) == b"by the leader: "

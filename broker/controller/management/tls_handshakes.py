@@ -107,8 +107,12 @@ class TlsServer:
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
         self._accepting.add_done_callback(lambda _: listening.close())
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Accept no more connections. Handshakes that are under way go on."""
         self._accepting.cancel()
+
+    def close(self) -> None:
+        self.stop()
         self._handshakes.end_all()
 
     async def wait_closed(self) -> None:

@@ -131,6 +131,9 @@ class Node:
         self._copies: LeaderOfCopies | None = None
         self._leader: Controller | None = None
         self._relaying: Relay | None = None
+        self._relayed: Relay | None = None  # has the last calls from before this node led
+        self._begins_to_lead = False
+        self._is_up = asyncio.Event()  # the controller of this node leads, and serves all
         self._to_leader = CopyStreams(
             self._client_tls,
             self._opening(COPIES, None, None),
@@ -188,6 +191,8 @@ class Node:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             server.close()
+            if self._relayed is not None:
+                await self._relayed.close()
             await self._streams.close()
             await self._etcd.close()
 
@@ -256,10 +261,10 @@ class Node:
         config, runtime_dir = self._config, Path(self._config.runtime_dir)
         relay = Relay(
             self._client_tls,
-            self._nodes.leader,
+            self._leader_address,
             self._opening,
             lambda: self._config.http,
-            self._streams,
+            {HTTP: (self._streams,), HTTPS: (self._streams,)},
         )
         await relay.listen_unix(runtime_dir / SOCKET_NAME, CONTROL, 0o700)
         await relay.listen_unix(runtime_dir / LOCAL_SOCKET, LOCAL, 0o660)
@@ -274,6 +279,22 @@ class Node:
                 await relay.listen(listening, service, tls if service == HTTPS else None)
         notify.ready()
         return relay
+
+    async def _leader_address(self, wait_s: float) -> Address | None:
+        """Return the address of the leader; None if none can be asked within so many seconds."""
+        if self._begins_to_lead:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._is_up.wait()
+            except TimeoutError:
+                return None
+        return await self._nodes.leader(wait_s)
+
+    def _up(self) -> None:
+        """Hear that the controller of this node serves all."""
+        self._is_up.set()
+        if self._relayed is not None:
+            self._relayed.lead_has_begun()
 
     def _etcd_silent_s(self) -> float:
         """Return for how many seconds etcd has not answered."""
@@ -329,10 +350,14 @@ class Node:
         self._changed()
         try:
             lead = await follower.run()
+        except BaseException:
+            await relay.close()
+            raise
         finally:
             self._follower = self._relaying = None
             telling.cancel()
-            await relay.close()
+        self._relayed, self._begins_to_lead = relay, True
+        relay.lead_begins(self._cluster.node, lead.record.term)
         log.info("this node leads in term %d", lead.record.term)
         return lead
 
@@ -378,6 +403,7 @@ class Node:
                 self._etcd, KeyNames(self._cluster.name), self._nodes, self._connect_at
             )
             controller.leads = Assurance(copies.replicated, config.data_dir).leads
+            controller.on_up = self._up
             controller.snapshots.cluster = ClusterSnapshots(
                 NodesAlive(
                     self._etcd,

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from shardmq.broker.controller.management import csrf, http_connections
 from shardmq.broker.controller.nodes.pipe import PipeEnd
+from shardmq.broker.controller.nodes.request_head import close_behind
 from shardmq.broker.controller.streams.boards import Boards, have_gone_on, wait_until
 from shardmq.broker.controller.streams.elsewhere import ROWS_PATH, Elsewhere, RangesAsked
 from shardmq.broker.controller.streams.scan_responses import add_rows_route
@@ -29,9 +30,6 @@ from shardmq.shardd.wire.reader_protocol import socket_path
 
 # A question about the thousands of shards of a stream exchange is a long line.
 LINE_BYTES_MAX: Final = 1 << 20
-# Who sends a request so slowly is handed on to the leader, who has bounds for that.
-HEAD_S_MAX: Final = 1.0
-HEAD_BYTES_MAX: Final = 16 << 10
 REQUEST: Final = b"GET " + ROWS_PATH.encode()
 SHUTDOWN_S_MAX: Final = 2.0
 
@@ -45,6 +43,8 @@ class OwnStreams:
     has_shard: returns whether a shard is one of this node.
     elsewhere: the nodes that lead the shards of which this node has copies.
     """
+
+    begins: tuple[bytes, ...] = (REQUEST,)
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class OwnStreams:
         self._tasks: set[asyncio.Task[None]] = set()
         app = web.Application()
         app.on_response_prepare.append(csrf.add_headers)
-        app.on_response_prepare.append(_close_behind)
+        app.on_response_prepare.append(close_behind)
         add_rows_route(app, tickets, lambda shard: connected(runtime_dir), elsewhere)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, **http_connections.SERVER
@@ -126,17 +126,9 @@ class OwnStreams:
 
     # -- for clients -------------------------------------------------------------------------------
 
-    def for_client(self, otherwise: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
-        """Return the protocol of a connection by HTTP.
-
-        With a ticket for a stream of this node it is served here, else `otherwise` has it.
-        """
-        return _Head(lambda head: self._served_here(head) or otherwise())
-
-    def _served_here(self, head: bytes) -> asyncio.Protocol | None:
-        text, is_whole = head.removeprefix(REQUEST).partition(b" ")[0], b"\r\n\r\n" in head
-        if not (is_whole and head.startswith(REQUEST)):
-            return None
+    def serving(self, head: bytes) -> asyncio.Protocol | None:
+        """Return the protocol for a ticket of a stream of this node; None for any other call."""
+        text = head.removeprefix(REQUEST).partition(b" ")[0]
         ticket = self._tickets.read(text.decode("ascii", "replace"), time.time())
         if ticket is None:
             return None
@@ -145,39 +137,3 @@ class OwnStreams:
             return None
         assert self._runner.server is not None, "the runner is set up"
         return self._runner.server()
-
-
-async def _close_behind(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Let a connection end with its response: any other request is one for the leader."""
-    response.force_close()
-    response.headers["Connection"] = "close"
-
-
-class _Head(asyncio.Protocol):
-    """A connection until the head of its first request decides which protocol it gets."""
-
-    def __init__(self, choose: Callable[[bytes], asyncio.Protocol]) -> None:
-        self._choose = choose
-        self._head = bytearray()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        loop = asyncio.get_running_loop()
-        self._late = loop.call_later(HEAD_S_MAX, self._give_on)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._late.cancel()
-
-    def data_received(self, data: bytes) -> None:
-        self._head += data
-        may_be_ours = self._head[: len(REQUEST)] == REQUEST[: len(self._head)]
-        if not may_be_ours or b"\r\n\r\n" in self._head or len(self._head) > HEAD_BYTES_MAX:
-            self._give_on()
-
-    def _give_on(self) -> None:
-        self._late.cancel()
-        protocol = self._choose(bytes(self._head))
-        self._transport.set_protocol(protocol)
-        protocol.connection_made(self._transport)
-        if self._head:
-            protocol.data_received(bytes(self._head))

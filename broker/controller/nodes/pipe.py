@@ -16,17 +16,23 @@ class PipeEnd(asyncio.Protocol):
 
     on_made: called with the end when its connection is there.
     on_end: called with the end when its connection is gone.
+    unanswered: sent to this end if it has asked something, and the other end is lost before it has
+        sent anything. What comes behind a first answer may be the rest of it, so nothing is put
+        behind that.
     """
 
     def __init__(
         self,
         on_made: Callable[[PipeEnd], None] = lambda end: None,
         on_end: Callable[[PipeEnd], None] = lambda end: None,
+        unanswered: bytes = b"",
     ) -> None:
         self._on_made = on_made
         self._on_end = on_end
-        self._other: asyncio.Transport | None = None
-        self._early = b""  # came in the same read as what was before the pipe
+        self._unanswered = unanswered
+        self._joined: PipeEnd | None = None
+        self._has_sent = False
+        self.early = b""  # came in the same read as what was before the pipe
         self.is_over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -36,42 +42,62 @@ class PipeEnd(asyncio.Protocol):
 
     def join(self, other: PipeEnd) -> None:
         """Let the two ends have each other's bytes. Both have their connections."""
+        self._joined, other._joined = other, self
         for end, far in ((self, other), (other, self)):
-            end._other = far.transport
             if far.is_over:
-                end.transport.close()
+                end._lost_other()
                 return
-            if end._early:
-                far.transport.write(end._early)
-                end._early = b""
+            if end.early:
+                far.transport.write(end.early)
+                end.early = b""
         self.transport.resume_reading()
         other.transport.resume_reading()
 
     def abort_joined(self) -> None:
         """End the connections of both ends at once, if this end is joined."""
-        if self._other is not None:
-            self._other.abort()
-            self.transport.abort()
+        if self._joined is not None:
+            self._joined.transport.abort()
+            if not self._answer_for_other():
+                self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._other is None:
-            self._early += data
-        elif not self._other.is_closing():
-            self._other.write(data)
+        self._has_sent = True
+        if self._joined is None:
+            self.early += data
+        elif not self._joined.transport.is_closing():
+            self._joined.transport.write(data)
 
     def eof_received(self) -> None:
         """Let the transport close: TLS cannot say that one direction alone has ended."""
 
     def pause_writing(self) -> None:
-        if self._other is not None and not self._other.is_closing():
-            self._other.pause_reading()
+        if self._joined is not None and not self._joined.transport.is_closing():
+            self._joined.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._other is not None and not self._other.is_closing():
-            self._other.resume_reading()
+        if self._joined is not None and not self._joined.transport.is_closing():
+            self._joined.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_over = True
-        if self._other is not None:
-            self._other.close()
+        if self._joined is not None:
+            self._joined._lost_other()
         self._on_end(self)
+
+    def _lost_other(self) -> None:
+        if not self._answer_for_other():
+            self.transport.close()
+
+    def _answer_for_other(self) -> bool:
+        """Answer in place of the other end, if that is due, and close; return whether it was."""
+        other = self._joined
+        if (
+            not self._unanswered
+            or not self._has_sent
+            or (other is not None and other._has_sent)
+            or self.transport.is_closing()
+        ):
+            return False
+        self.transport.write(self._unanswered)
+        self.transport.close()
+        return True

@@ -3,9 +3,13 @@
 The relay listens where the controller of a node listens: for front doors, for shardctl, for HTTP
 and for metrics. Each connection becomes a stream to the leader, which sees the client and not the
 relay. Only clients that the leader has sent to the streams of this node are served here
-(`own_streams.py`). While nobody leads, a connection waits for LEADER_S_MAX. Then HTTP is answered
-with 503, and all others are closed; front doors come again. When the record names another leader
-or another term, all streams end, also those to a host that has vanished without a word.
+(`own_streams.py`). While nobody leads, or the leader is silent, connections wait for LEADER_S_MAX.
+Then HTTP is answered with 503, and all others are closed; front doors come again. When the record
+names another leader or another term, all streams end, also those to a host that has vanished
+without a word. A call by HTTP that had no answer yet gets 503.
+
+When this node begins to lead, its front doors come to its own controller. For other clients the
+relay goes on until that controller listens, and calls that came before that are answered by it.
 """
 
 from __future__ import annotations
@@ -15,19 +19,18 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
-from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.pipe import PipeEnd
+from shardmq.broker.controller.nodes.request_head import OwnService, RequestHead
 from shardmq.cluster.streams import (
     CONTROL,
-    HTTP,
-    HTTPS,
     Address,
     NoStream,
     Opening,
@@ -39,10 +42,21 @@ AGAIN_S: Final = 0.1
 # The connections that one node relays at the same time, of which front doors have one each.
 RELAYED_MAX: Final = 2048
 BACKLOG: Final = 128
-REASON: Final = b'{"error":"no_leader","reason":"no node of the cluster leads at present"}'
-NO_LEADER: Final = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-    b"Connection: close\r\nRetry-After: 1\r\nContent-Length: %d\r\n\r\n%b" % (len(REASON), REASON)
+
+
+def _unavailable(error: bytes, reason: bytes) -> bytes:
+    """Return a response with the status 503."""
+    body = b'{"error":"%b","reason":"%b"}' % (error, reason)
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nRetry-After: 1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
+NO_LEADER: Final = _unavailable(b"no_leader", b"no node of the cluster leads at present")
+SILENT: Final = _unavailable(b"no_leader", b"the node that leads does not answer")
+CUT_OFF: Final = _unavailable(
+    b"leader_lost", b"the node that leads has ended meanwhile; it may have carried out the call"
 )
 
 log = logging.getLogger(__name__)
@@ -53,7 +67,7 @@ class Relay:
 
     leader: waits up to so many seconds for a leader; returns its address, or None.
     opening: makes the opening of a stream, from the service and the two ends of the client.
-    own: serves the streams of this node to clients who come by HTTP; None: nobody does.
+    own: what this node serves itself to clients who come by HTTP, by the service.
     """
 
     def __init__(
@@ -62,15 +76,15 @@ class Relay:
         leader: Callable[[float], Awaitable[Address | None]],
         opening: Callable[[str, Address | None, Address | None], Opening],
         limits: Callable[[], HttpLimits],
-        own: OwnStreams | None = None,
+        own: Mapping[str, Sequence[OwnService]] = MappingProxyType({}),
     ) -> None:
         self._own = own
         self._tls = tls
         self._leader = leader
         self._opening = opening
         self._limits = limits
-        self._servers: list[asyncio.AbstractServer | TlsServer] = []
-        self._ends: set[PipeEnd] = set()
+        self._servers: list[tuple[str, asyncio.AbstractServer | TlsServer]] = []  # by service
+        self._ends: dict[PipeEnd, str] = {}  # with their services
         self._joining: set[asyncio.Task[None]] = set()
         self._logged = ""  # why the last stream could not be opened
         self._lead: tuple[str, int] | None = None  # the leader and the term that streams are of
@@ -82,26 +96,45 @@ class Relay:
             self._protocol(service), path, backlog=BACKLOG
         )
         os.chmod(path, mode)
-        self._servers.append(server)
+        self._servers.append((service, server))
 
     async def listen(
         self, listening: socket.socket, service: str, tls: ssl.SSLContext | None = None
     ) -> None:
         """Relay what comes to a socket that the supervisor has bound."""
         if tls is None:
-            self._servers.append(
-                await asyncio.get_running_loop().create_server(
-                    self._protocol(service), sock=listening, backlog=BACKLOG
-                )
+            server = await asyncio.get_running_loop().create_server(
+                self._protocol(service), sock=listening, backlog=BACKLOG
             )
+            self._servers.append((service, server))
             return
         listening.listen(BACKLOG)
         protocol = self._protocol(service)
-        self._servers.append(TlsServer(listening, tls, protocol, self.handshakes, self._limits))
+        serving = TlsServer(listening, tls, protocol, self.handshakes, self._limits)
+        self._servers.append((service, serving))
+
+    def lead_begins(self, leader: str, term: int) -> None:
+        """Leave the front doors of this node to its own controller, which is about to lead."""
+        self._stop_listening([CONTROL])
+        self.led_by(leader, term)
+        for end, service in list(self._ends.items()):
+            if service == CONTROL:
+                end.transport.abort()
+
+    def lead_has_begun(self) -> None:
+        """Take no more connections, as the controller of this node listens."""
+        self._stop_listening({service for service, _ in self._servers})
+
+    def _stop_listening(self, services: Collection[str]) -> None:
+        """Stop to listen for these services. TLS handshakes that are under way go on."""
+        for service, server in self._servers:
+            if service in services:
+                server.stop() if isinstance(server, TlsServer) else server.close()
+        self._servers = [each for each in self._servers if each[0] not in services]
 
     async def close(self) -> None:
-        for server in self._servers:
-            server.close()
+        self.lead_has_begun()
+        self.handshakes.end_all()
         for task in self._joining:
             task.cancel()
         for end in list(self._ends):
@@ -114,18 +147,19 @@ class Relay:
         if self._lead == (leader, term):
             return
         if self._lead is not None:
-            for end in self._ends:
+            for end in list(self._ends):
                 end.abort_joined()
         self._lead = leader, term
 
     def _protocol(self, service: str) -> Callable[[], asyncio.Protocol]:
-        piped = partial(PipeEnd, partial(self._accepted, service), self._ended)
-        if self._own is None or service not in (HTTP, HTTPS):
+        unanswered = b"" if service == CONTROL else CUT_OFF
+        piped = partial(PipeEnd, partial(self._accepted, service), self._ended, unanswered)
+        if service == CONTROL:
             return piped
-        return partial(self._own.for_client, piped)
+        return partial(RequestHead, self._own.get(service, ()), piped)
 
     def _accepted(self, service: str, end: PipeEnd) -> None:
-        self._ends.add(end)
+        self._ends[end] = service
         if len(self._ends) > RELAYED_MAX:
             end.transport.abort()
             return
@@ -134,7 +168,7 @@ class Relay:
         task.add_done_callback(self._joining.discard)
 
     def _ended(self, end: PipeEnd) -> None:
-        self._ends.discard(end)
+        del self._ends[end]
 
     async def _join(self, service: str, end: PipeEnd) -> None:
         """Join a connection with a stream to the leader, whoever leads within LEADER_S_MAX."""
@@ -143,18 +177,22 @@ class Relay:
         opening = self._opening(service, *_ends_of(end.transport))
         while not end.is_over:
             address = await self._leader(until - loop.time())
+            if end.is_over:
+                return
             if address is None:
-                self._refuse(service, end)
+                self._refuse(service, end, NO_LEADER)
                 return
             far, lead = PipeEnd(), self._lead
             try:
-                await open_stream(address, self._tls, opening, far)
-            except NoStream as error:
-                if str(error) != self._logged:
-                    self._logged = str(error)
-                    log.warning("no stream to the leader at %s:%d: %s", *address, error)
-                if loop.time() > until:
-                    self._refuse(service, end)
+                async with asyncio.timeout_at(until):
+                    await open_stream(address, self._tls, opening, far)
+            except (NoStream, TimeoutError) as error:
+                why = str(error) or "no answer in time"
+                if why != self._logged:
+                    self._logged = why
+                    log.warning("no stream to the leader at %s:%d: %s", *address, why)
+                if loop.time() >= until:
+                    self._refuse(service, end, SILENT)
                     return
                 await asyncio.sleep(AGAIN_S)
                 continue
@@ -168,9 +206,9 @@ class Relay:
                 end.join(far)
             return
 
-    def _refuse(self, service: str, end: PipeEnd) -> None:
-        if service not in (CONTROL,) and not end.is_over:
-            end.transport.write(NO_LEADER)
+    def _refuse(self, service: str, end: PipeEnd, response: bytes) -> None:
+        if service != CONTROL and not end.is_over:
+            end.transport.write(response)
         end.transport.close()
 
 
