@@ -20,7 +20,7 @@ from functools import partial
 from aiohttp import hdrs, web
 
 from shardmq.broker.controller.management import api_page, csrf, http_connections, page
-from shardmq.broker.controller.management.api_error import ApiError, not_authorised
+from shardmq.broker.controller.management.api_error import not_authorised
 from shardmq.broker.controller.management.call import (
     BODY_BYTES_MAX,
     Call,
@@ -30,7 +30,7 @@ from shardmq.broker.controller.management.call import (
     to_json,
 )
 from shardmq.broker.controller.management.context import Context
-from shardmq.broker.controller.management.login import check_host, user_of
+from shardmq.broker.controller.management.login import caller_of, check_host
 from shardmq.broker.controller.management.metrics import prometheus
 from shardmq.broker.controller.management.metrics.detailed_query import selection
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
@@ -82,11 +82,11 @@ from shardmq.broker.controller.management.responses.json_body import (
     json_object,
     json_response,
 )
+from shardmq.broker.controller.management.responses.json_errors import json_errors
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
 from shardmq.broker.controller.management.responses.long_responses import ResponseBody, in_one_part
 from shardmq.broker.controller.node_facts import product_version
 from shardmq.broker.controller.streams.scan_responses import add_rows_route
-from shardmq.broker.shared import rights
 from shardmq.cluster.streams import LOCAL, LOCAL_SOCKET, METRICS
 
 BACKLOG = 128
@@ -302,12 +302,7 @@ def metrics_app(context: Context) -> web.Application:
 
 def endpoint(context: Context, route: Route) -> Endpoint:
     async def answer(request: web.Request) -> web.StreamResponse:
-        csrf.check_site(request)
-        if "Authorization" in request.headers:
-            csrf.check_transport(request, context.config.http_without_tls)
-        user = await user_of(context, request)
-        if not rights.has_tag(user.tags, rights.MANAGEMENT):
-            raise not_authorised("Not management user")
+        user = await caller_of(context, request)
         call = Call(context, request, user)
         if not call.has(route.tag):
             tag = "monitor" if route.tag == "monitoring" else route.tag  # as RabbitMQ says
@@ -350,34 +345,3 @@ async def _parts(route: Route, call: Call) -> ResponseBody:
     )
     body = json_object(found) if isinstance(found, dict) else json_list(found)
     return ResponseBody(JSON, body)
-
-
-@web.middleware
-async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResponse:
-    """Answer all errors in JSON, and log those that are faults of the broker."""
-    try:
-        return await handler(request)
-    except health.Unhealthy as error:
-        return json_response({"status": "failed", "reason": error.reason, **error.more}, 503)
-    except ApiError as error:
-        headers = (
-            {"WWW-Authenticate": 'Basic realm="shardmq Management"'}
-            if error.status == 401
-            else error.headers
-        )
-        return json_response({"error": error.error, "reason": error.reason}, error.status, headers)
-    except web.HTTPException as error:
-        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        name = "Object Not Found" if error.status == 404 else error.reason
-        return json_response({"error": name, "reason": error.reason}, error.status, headers)
-    except Exception as error:
-        has_hung_up = request.transport is None or request.transport.is_closing()
-        if not (isinstance(error, ConnectionError) and has_hung_up):
-            # The path of the Route, since the path of the call may hold a password.
-            resource = request.match_info.route.resource
-            log.exception(
-                "%s %s", request.method, resource.canonical if resource is not None else ""
-            )
-        return json_response(
-            {"error": "internal_server_error", "reason": "see the broker's log"}, 500
-        )

@@ -54,25 +54,10 @@ AMQP_STATUS: Final = {
 
 FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 NAME_CHARS_SHOWN = 100
-NUMBER_MAX: Final = (1 << 63) - 1
-NUMBER_DIGITS_MAX: Final = len(str(NUMBER_MAX))
 MESSAGES_PURGED: Final = "X-Messages-Purged"  # a header of responses
 
 T = TypeVar("T")
 Arguments = dict[str, Any] | list[Any]  # some languages write an empty table as []
-
-
-def number(name: str, given: str, least: int = 0, most: int = NUMBER_MAX) -> int:
-    """Return the whole number in a text of a path, query or body, or raise 400."""
-    digits = given.removeprefix("-") if least < 0 else given
-    if (
-        digits.isascii()
-        and digits.isdecimal()
-        and len(digits) <= NUMBER_DIGITS_MAX  # `int` raises for long texts
-        and least <= int(given) <= most
-    ):
-        return int(given)
-    raise bad_request(f"{name}: not a number from {least} to {most}")
 
 
 def check_query(

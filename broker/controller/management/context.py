@@ -15,6 +15,7 @@ from shardmq.broker.controller.groups.groups import Groups
 from shardmq.broker.controller.management.host_header import RefusalLog
 from shardmq.broker.controller.management.http_connections import HttpConnections
 from shardmq.broker.controller.management.import_progress import Imports
+from shardmq.broker.controller.management.login import LoginCounts
 from shardmq.broker.controller.management.metrics.past import Past
 from shardmq.broker.controller.management.metrics.stats import Rates
 from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
@@ -34,17 +35,10 @@ from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.controller.streams.stream_reader import ReaderConnection, connected
 from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import UserPut
 from shardmq.broker.shared.logins import Logins
 from shardmq.cluster.membership import Inheritance
 from shardmq.cluster.unclean import Elections
-
-
-@dataclass(slots=True)
-class LoginCounts:
-    succeeded: int = 0
-    failed: int = 0
-    # By node and protocol, the succeeded and failed logins that an operator has reset.
-    forgotten: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +98,10 @@ class Context:
     @property
     def catalog(self) -> Catalog:
         return self.authority.catalog
+
+    @property
+    def users(self) -> Mapping[str, UserPut]:
+        return self.catalog.users
 
     @property
     def config(self) -> ControllerConfig:

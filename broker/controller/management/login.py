@@ -7,20 +7,23 @@ import base64
 import binascii
 import logging
 import socket
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from aiohttp import web
 
-from shardmq.broker.controller.management import host_header
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.management import csrf, host_header
 from shardmq.broker.controller.management.api_error import (
     ApiError,
     not_authenticated,
     not_authorised,
 )
-from shardmq.broker.controller.management.context import Context
 from shardmq.broker.model.changes import UserPut
+from shardmq.broker.shared import rights
 from shardmq.broker.shared.failures import UNSEEN
-from shardmq.broker.shared.logins import WRONG, TakesLong, is_loopback
+from shardmq.broker.shared.logins import WRONG, Logins, TakesLong, is_loopback
 from shardmq.cluster.streams import LOCAL as LOCAL_SERVICE
 
 # Who calls by the Unix socket, as shardctl does. The catalog may have another user of this name.
@@ -29,7 +32,41 @@ LOCAL: Final = UserPut("shardctl", "", "", ["administrator"])
 log = logging.getLogger(__name__)
 
 
-async def user_of(context: Context, request: web.Request) -> UserPut:
+@dataclass(slots=True)
+class LoginCounts:
+    succeeded: int = 0
+    failed: int = 0
+    # By node and protocol, the succeeded and failed logins that an operator has reset.
+    forgotten: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+
+class LoginContext(Protocol):
+    """What a login needs to know."""
+
+    @property
+    def config(self) -> ControllerConfig: ...
+    @property
+    def users(self) -> Mapping[str, UserPut]: ...
+    @property
+    def logins(self) -> Logins: ...
+    @property
+    def http_logins(self) -> LoginCounts: ...
+    @property
+    def refusal_log(self) -> host_header.RefusalLog: ...
+
+
+async def caller_of(context: LoginContext, request: web.Request) -> UserPut:
+    """Return the user that calls, who may use this API, or raise 401, 403 or 421."""
+    csrf.check_site(request)
+    if "Authorization" in request.headers:
+        csrf.check_transport(request, context.config.http_without_tls)
+    user = await user_of(context, request)
+    if not rights.has_tag(user.tags, rights.MANAGEMENT):
+        raise not_authorised("Not management user")
+    return user
+
+
+async def user_of(context: LoginContext, request: web.Request) -> UserPut:
     """Return the user that calls, by basic authentication, or raise 401 or 421.
 
     Calls by the Unix socket need no login: only the broker's user and group can open it.
@@ -51,12 +88,12 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
             "an address or a name in listen.http_hosts"
         )
         raise _misdirected(context, request, reason)
-    user, now = context.catalog.users.get(name), asyncio.get_running_loop().time()
+    user, now = context.users.get(name), asyncio.get_running_loop().time()
     try:
         wrong = context.logins.at_once(user, name, password, address, now)
     except TakesLong:
         wrong = await context.logins.slowly(user, name, password, address, now)
-        if name not in context.catalog.users:  # it may have been deleted meanwhile
+        if name not in context.users:  # it may have been deleted meanwhile
             wrong = wrong or WRONG
     if wrong:
         context.http_logins.failed += 1
@@ -69,10 +106,10 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
         context.http_logins.failed += 1
         raise not_authorised(f"User '{name}' can only connect via localhost")
     context.http_logins.succeeded += 1
-    return context.catalog.users[name]
+    return context.users[name]
 
 
-def check_host(context: Context, request: web.Request) -> None:
+def check_host(context: LoginContext, request: web.Request) -> None:
     """Raise 421 for a call under a name that is not in `listen.http_hosts`, if that is set."""
     if (
         context.config.http_hosts
@@ -82,12 +119,12 @@ def check_host(context: Context, request: web.Request) -> None:
         raise _misdirected(context, request, "listen.http_hosts does not have it")
 
 
-def _is_known_host(context: Context, request: web.Request) -> bool:
+def _is_known_host(context: LoginContext, request: web.Request) -> bool:
     names = (*context.config.http_hosts, *context.config.listen_names)
     return host_header.is_known(request.headers.get("Host"), names)
 
 
-def _misdirected(context: Context, request: web.Request, reason: str) -> ApiError:
+def _misdirected(context: LoginContext, request: web.Request, reason: str) -> ApiError:
     host = request.headers.get("Host", "")
     if context.refusal_log.is_due(host, asyncio.get_running_loop().time()):
         log.warning(

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from multidict import MultiMapping
 
 from shardmq.broker.controller.management.api_error import bad_request
-from shardmq.broker.controller.management.call import NAME_CHARS_SHOWN, check_query, number
+from shardmq.broker.controller.management.call import NAME_CHARS_SHOWN, check_query
+from shardmq.broker.controller.management.numbers import number
 from shardmq.broker.model import patterns
 from shardmq.supervisor.nearest import did_you_mean
 

@@ -12,6 +12,7 @@ from typing import Any
 from shardmq.broker.controller.cluster_view import KnownNode
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics.stats import Stats
+from shardmq.broker.controller.node_checks import NodeState
 from shardmq.broker.controller.node_facts import NodeFacts
 from shardmq.broker.controller.peers.links import FrontDoorLink
 from shardmq.broker.controller.peers.presence import door_of
@@ -80,6 +81,15 @@ class Part:
         """Return the numbers of the front doors that are refused for their wire version."""
         doors, node = self.context.links.other_versions, self._node
         return [door for door in doors if node is None or node_of(door) == node.number]
+
+    def state(self) -> NodeState:
+        """Return what health checks of this part look at."""
+        name = self.called if self.context.cluster.is_cluster else ""
+        facts = list(self.facts.values())
+        shards, doors = self.shards(), len(self.doors())
+        return NodeState(
+            name, self.is_alive, facts, self.rows(), shards, doors, self.other_versions()
+        )
 
     def shards(self) -> list[Shard]:
         shards = self.context.shards.shards

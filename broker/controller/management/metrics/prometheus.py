@@ -32,6 +32,7 @@ from shardmq.broker.controller.management.metrics.part import Part
 from shardmq.broker.controller.management.metrics.stats import Stats, behind, lag
 from shardmq.broker.controller.management.resources import login_attempts, processes
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
+from shardmq.broker.controller.node_checks import short_of_files
 from shardmq.broker.controller.node_facts import product_version
 from shardmq.broker.controller.peers.presence import door_of
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
@@ -296,7 +297,7 @@ def _identity(part: Part, endpoint: str, prefix: str = PREFIX) -> Iterator[Metri
 
 def _alarms(part: Part, stats: Stats, found: Rows) -> Iterator[Metric]:
     alarms = [(shard.number, shard.alarm) for shard in part.shards() if shard.alarm]
-    low, few = any(alarm == LOW_ON_DISK for _, alarm in alarms), processes.short_of_files(found)
+    low, few = any(alarm == LOW_ON_DISK for _, alarm in alarms), short_of_files(found)
     memory = any(facts.memory_alarm for facts in part.facts.values())
     most = part.context.presence.connections_max if part.has_common else None
     for name, what, value in (

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_found
-from shardmq.broker.controller.management.call import Call, Route, long_list, number
+from shardmq.broker.controller.management.call import Call, Route, long_list
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics.stats import Stats, lag, reader_key
+from shardmq.broker.controller.management.numbers import number
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.changes import QueuePut

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 from shardmq.broker.controller.management.api_error import bad_request, not_authorised
-from shardmq.broker.controller.management.call import Call, Route, number
+from shardmq.broker.controller.management.call import Call, Handler, Route
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import limit_usage
 from shardmq.broker.controller.management.metrics.part import Part
 from shardmq.broker.controller.management.resources.messages import session
-from shardmq.broker.controller.management.resources.overview import listeners
-from shardmq.broker.controller.management.resources.processes import (
-    FEW_FILES,
-    short_of_files,
-    warnings,
-)
+from shardmq.broker.controller.management.resources.processes import warnings
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import REGEX_CHARS_MAX
+from shardmq.broker.controller.node_checks import (
+    BEGIN,
+    CHECKS,
+    OK,
+    Check,
+    Unhealthy,
+    check_alarms,
+    local_alarms,
+    node_is_well,
+    why_out_of_service,
+)
 from shardmq.broker.controller.peers.front_door import Refused, Rejected, Unavailable
 from shardmq.broker.model import patterns
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.checks import ACCESS_REFUSED
 from shardmq.broker.shared.control import QueueDeclare
-from shardmq.shardd.wire.messages import STALLED
 
 ALIVENESS_QUEUE = "aliveness-test"
-OK = {"status": "ok"}
-DAY_S: Final = 86_400
-# As in RabbitMQ months have 30 days and years 365; the units may be singular.
-UNIT_S: Final = {
-    name: days * DAY_S
-    for unit, days in (("day", 1), ("week", 7), ("month", 30), ("year", 365))
-    for name in (f"{unit}s", unit)
-}
-WITHIN_MAX: Final = 999_999
-PORT_MAX: Final = 65535
 SLICE_QUEUES: Final = 500  # looked at before the processor is offered
 CRITICAL_SHOWN_MAX: Final = 1_000
 CRITICAL: Final = (
@@ -46,54 +40,11 @@ NO_LEADER: Final = "Detected quorum queues without an elected leader"
 ONLY_COPY: Final = (
     "No other node has all definitions: without the target node nothing can be declared"
 )
-# Other names of protocols, as RabbitMQ knows them.
-PROTOCOL_NAMES: Final = {
-    other: name
-    for name, others in {
-        "amqp": "amqp091 amqp0.9.1 amqp0-9-1 amqp0_9_1",
-        "amqp/ssl": "amqps",
-        "http": "http1 http1.1 http_api management management_ui ui",
-        "http/prometheus": "prometheus",
-    }.items()
-    for other in others.split()
-}
-
-
-class Unhealthy(Exception):
-    """A failed check: its response is {"status": "failed", "reason": ...}."""
-
-    def __init__(self, reason: str, **more: Any) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.more = more
 
 
 def called_part(call: Call) -> Part:
     """Return the node in the path, else the one that was called."""
     return Part(call.context, call.node(), is_whole=False)
-
-
-def why_out_of_service(part: Part) -> str | None:
-    if not part.is_alive:
-        return "nodedown"  # as RabbitMQ says
-    shards, others = part.shards(), part.other_versions()
-    not_ready = [shard.number for shard in shards if not shard.ready]
-    if not_ready:
-        return f"shards not ready: {', '.join(map(str, not_ready))}"
-    if stalled := {shard.alarm for shard in shards} & STALLED:
-        why = min(stalled)
-        numbers = [str(shard.number) for shard in shards if shard.alarm == why]
-        return f"{why}: shards {', '.join(numbers)}"
-    if others:
-        return f"front doors of another release: {', '.join(map(str, others))}"
-    if not part.doors():
-        return "no front door is connected"
-    return None
-
-
-async def ok(call: Call) -> Any:
-    """Pass: tools ask for this check, which cannot fail here."""
-    return OK
 
 
 async def with_data(call: Call) -> Any:
@@ -167,21 +118,18 @@ async def quorum_queues(call: Call) -> Any:
     return OK
 
 
-def alarms_of(part: Part) -> list[dict[str, Any]]:
-    """Return the alarms of a node, or of one host."""
-    found: list[dict[str, Any]] = [
-        {"shard": shard.number, "alarm": shard.alarm} for shard in part.shards() if shard.alarm
-    ]
-    found += [{"alarm": text} for facts in part.facts.values() for text in facts.alarms]
-    found += [{"process": name, "alarm": FEW_FILES} for name in short_of_files(part.rows())]
-    in_cluster = {"node": part.called} if part.context.cluster.is_cluster else {}
-    return [row | in_cluster for row in found]
+def of_node(check: Check) -> Handler:
+    """Return the handler of a check of the node in the path, else of the one that was called."""
+
+    async def handler(call: Call) -> Any:
+        return check(called_part(call).state(), call.request.match_info)
+
+    handler.__doc__ = check.__doc__
+    return handler
 
 
 async def _check_alarms(call: Call, parts: list[Part]) -> Any:
-    found = [row for part in parts for row in alarms_of(part)]
-    if found:
-        raise Unhealthy("There are alarms in effect", alarms=found)
+    check_alarms(part.state() for part in parts)
     stats = await call.context.stats.of_shards()
     shards = {shard.number for part in parts for shard in part.shards()}
     warned: list[dict[str, Any]] = [{"warning": text} for text in limit_usage.near(call.context)]
@@ -198,50 +146,15 @@ async def alarms(call: Call) -> Any:
     return await _check_alarms(call, every_node(call.context))
 
 
-async def local_alarms(call: Call) -> Any:
-    """Check that no alarm is in effect on the node that was called; there may be warnings."""
+async def with_warnings(call: Call) -> Any:
     return await _check_alarms(call, [called_part(call)])
+
+
+with_warnings.__doc__ = local_alarms.__doc__
 
 
 def every_node(context: Context) -> list[Part]:
     return [Part(context, node.name, is_whole=False) for node in context.cluster.nodes]
-
-
-async def in_service(call: Call) -> Any:
-    """Check that the shards of the node that was called and a front door serve clients."""
-    reason = why_out_of_service(called_part(call))
-    if reason is not None:
-        raise Unhealthy(reason)
-    return OK
-
-
-async def node(call: Call) -> Any:
-    """Check everything on the node, as older tools ask it."""
-    await local_alarms(call)
-    return await in_service(call)
-
-
-async def port_listener(call: Call) -> Any:
-    """Check that the node that was called listens at a port."""
-    port = number("port", call.part("port"), most=PORT_MAX)
-    ports = [one["port"] for one in listeners(call.context.cluster.facts(call.via))]
-    if port in ports:
-        return {**OK, "port": port}
-    raise Unhealthy("No active listener", missing=port, ports=ports)
-
-
-async def protocol_listener(call: Call) -> Any:
-    """Check that the node has a listener for each protocol in the path, with commas between."""
-    given = call.part("protocol").lower()
-    listening = listeners(call.context.cluster.facts(call.via))
-    protocols = sorted({listener["protocol"] for listener in listening})
-    missing = [
-        asked for asked in given.split(",") if PROTOCOL_NAMES.get(asked, asked) not in protocols
-    ]
-    if not missing:
-        return {**OK, "protocol": given, "protocols": protocols}
-    shown = missing[0] if "," not in given else missing
-    raise Unhealthy("No active listener", missing=shown, protocols=protocols)
 
 
 async def below_connection_limit(call: Call) -> Any:
@@ -252,30 +165,13 @@ async def below_connection_limit(call: Call) -> Any:
     return {**OK, "connections": here, "limit": most or "infinity"}
 
 
-async def certificate_expiration(call: Call) -> Any:
-    """Check that no certificate in the files of the settings expires within that time."""
-    within = number("within", call.part("within"), most=WITHIN_MAX)
-    unit = call.part("unit").lower()
-    if unit not in UNIT_S:
-        raise bad_request(f"unit: one of {', '.join(UNIT_S)}")
-    ending = []
-    for one in (one for facts in called_part(call).facts.values() for one in facts.certificates):
-        if one.error:
-            raise Unhealthy(f"{one.path}: {one.error}")
-        if one.expires_at < time.time() + within * UNIT_S[unit]:
-            ending.append({"certificate": one.path, "expires_at": one.expires_at})
-    if ending:
-        raise Unhealthy("Certificates expiring", expired=ending)
-    return OK
-
-
 async def aliveness(call: Call) -> Any:
     """Publish a message and get it, through the definitions, a front door and a shard.
 
     The queue is left for the next time.
     """
     vhost = call.vhost_to_change().name
-    reason = why_out_of_service(called_part(call))
+    reason = why_out_of_service(called_part(call).state())
     if reason is not None:
         raise Unhealthy(reason)
     await call.ask(QueueDeclare(vhost, ALIVENESS_QUEUE, False, False, False, {}))
@@ -293,31 +189,23 @@ async def aliveness(call: Call) -> Any:
     return OK
 
 
-CHECKS = "/api/health/checks"
+# The node that leads knows what to warn of, too.
+HANDLERS: Final = {f"{BEGIN}/local-alarms": with_warnings}
 
 ROUTES = [
-    Route("GET", f"{CHECKS}/alarms", alarms),
-    Route("GET", f"{CHECKS}/local-alarms", local_alarms),
-    Route("GET", f"{CHECKS}/virtual-hosts", ok),
-    Route("GET", f"{CHECKS}/node-is-quorum-critical", quorum_critical),
-    Route("GET", f"{CHECKS}/node-is-mirror-sync-critical", mirror_sync_critical),
-    Route("GET", f"{CHECKS}/metadata-store/initialized", ok),
-    Route("GET", f"{CHECKS}/metadata-store/initialized/with-data", with_data),
+    *(Route("GET", path, HANDLERS.get(path, of_node(check))) for path, check in CHECKS.items()),
+    Route("GET", f"{BEGIN}/alarms", alarms),
+    Route("GET", f"{BEGIN}/node-is-quorum-critical", quorum_critical),
+    Route("GET", f"{BEGIN}/node-is-mirror-sync-critical", mirror_sync_critical),
+    Route("GET", f"{BEGIN}/metadata-store/initialized/with-data", with_data),
     *(
         Route(
-            "GET", f"{CHECKS}/quorum-queues-without-elected-leaders/{where}{pattern}", quorum_queues
+            "GET", f"{BEGIN}/quorum-queues-without-elected-leaders/{where}{pattern}", quorum_queues
         )
         for where in ("all-vhosts", "vhost/{vhost}")
         for pattern in ("", "/pattern/{pattern}")
     ),
-    Route("GET", f"{CHECKS}/reached-target-cluster-size", ok),
-    Route("GET", f"{CHECKS}/is-in-service", in_service),
-    Route("GET", f"{CHECKS}/ready-to-serve-clients", in_service),
-    Route("GET", f"{CHECKS}/port-listener/{{port}}", port_listener),
-    Route("GET", f"{CHECKS}/protocol-listener/{{protocol}}", protocol_listener),
-    Route("GET", f"{CHECKS}/below-node-connection-limit", below_connection_limit),
-    Route("GET", f"{CHECKS}/certificate-expiration/{{within}}/{{unit}}", certificate_expiration),
-    Route("GET", "/api/healthchecks/node", node),
-    Route("GET", "/api/healthchecks/node/{node}", node),
+    Route("GET", f"{BEGIN}/below-node-connection-limit", below_connection_limit),
+    Route("GET", "/api/healthchecks/node/{node}", of_node(node_is_well)),
     Route("GET", "/api/aliveness-test/{vhost}", aliveness, shows="Check"),
 ]

@@ -22,7 +22,8 @@ from shardmq.broker.controller.management.api_error import (
     not_authorised,
     not_found,
 )
-from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, number, with_keys
+from shardmq.broker.controller.management.call import Call, Route, with_keys
+from shardmq.broker.controller.management.numbers import NUMBER_MAX, number
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
 from shardmq.broker.controller.management.responses.schemas import INTEGER, STRING, object_of
 from shardmq.broker.controller.peers import front_door

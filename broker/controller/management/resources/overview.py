@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from typing import Any
 
 from shardmq.broker.controller.management.call import Call, Route
@@ -17,33 +16,10 @@ from shardmq.broker.controller.management.metrics.past import (
     THE_ONLY,
 )
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
-from shardmq.broker.controller.node_facts import NodeFacts, product_version
+from shardmq.broker.controller.node_checks import listeners
+from shardmq.broker.controller.node_facts import product_version
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
-
-PROTOCOLS = {
-    "amqp": "amqp",
-    "amqps": "amqp/ssl",
-    "http": "http",
-    "https": "https",
-    "metrics": "http/prometheus",
-    "cluster": "clustering",
-}
-
-
-def listeners(facts: Mapping[str, NodeFacts]) -> list[dict[str, Any]]:
-    """Return the listening sockets of these nodes, by name; the supervisors have opened them."""
-    return [
-        {
-            "node": node,
-            "protocol": protocol,
-            "ip_address": address.rpartition(":")[0].strip("[]"),
-            "port": int(address.rpartition(":")[2]),
-        }
-        for node, told in facts.items()
-        for name, protocol in PROTOCOLS.items()
-        for address in told.listeners.get(name, [])
-    ]
 
 
 def contexts(listening: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@ from shardmq.broker.controller.management.metrics.past import NODE as NODE_KIND
 from shardmq.broker.controller.management.metrics.past import THE_ONLY
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
-from shardmq.broker.controller.management.resources.overview import contexts, listeners
+from shardmq.broker.controller.management.resources.overview import contexts
+from shardmq.broker.controller.node_checks import listeners
 from shardmq.broker.controller.node_facts import ETCD_AWAY, NodeFacts
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.logins import MECHANISMS
@@ -22,22 +23,7 @@ from shardmq.shardd.wire.histogram import SUM, parts_of
 from shardmq.shardd.wire.messages import LOW_ON_DISK
 
 DISK_KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
-FEW_FILES = "file_descriptor_limit"
 NOT_AVAILABLE = "not_available"
-FILES_PART_MAX = 0.9
-FILES_UNLIMITED = 1 << 62
-
-
-def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the processes among these `rows` that will soon have no file descriptors left.
-
-    A front door then admits no client until another one leaves.
-    """
-    return [
-        str(row["name"])
-        for row in found
-        if (row.get("fd_used") or 0) > FILES_PART_MAX * (row.get("fd_total") or FILES_UNLIMITED)
-    ]
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from shardmq.broker.controller.management.call import (
     Route,
     check,
     long_list,
-    number,
     put_status,
     table_of,
 )
@@ -29,6 +28,7 @@ from shardmq.broker.controller.management.metrics.message_stats import depth_rat
 from shardmq.broker.controller.management.metrics.past import QUEUE
 from shardmq.broker.controller.management.metrics.samples import add_queue_samples
 from shardmq.broker.controller.management.metrics.stats import Stats, seconds, utc_date
+from shardmq.broker.controller.management.numbers import number
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses import queue_sort_keys

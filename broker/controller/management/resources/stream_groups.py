@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
-from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, existing
+from shardmq.broker.controller.management.call import Call, Route, existing
+from shardmq.broker.controller.management.numbers import NUMBER_MAX
 from shardmq.broker.controller.management.resources.streams import asked_stream, id_of, ranges_of
 from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.controller.streams.stream_ranges import StreamShard

@@ -15,7 +15,8 @@ import msgspec
 from aiohttp import web
 
 from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
-from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, number
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.numbers import NUMBER_MAX, number
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
 from shardmq.broker.controller.management.responses.json_body import json_response
 from shardmq.broker.controller.streams.boards import Wanted

@@ -16,9 +16,9 @@ from shardmq.broker.controller.management.call import (
     Arguments,
     Call,
     Route,
-    number,
     table_of,
 )
+from shardmq.broker.controller.management.numbers import number
 from shardmq.broker.controller.requests import SuperStreamDeclare
 
 PARTITIONS_MAX: Final = 1_000

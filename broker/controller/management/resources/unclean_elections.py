@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.controller.management.api_error import bad_request, not_found
-from shardmq.broker.controller.management.call import Call, Route, number
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.numbers import number
 from shardmq.cluster.unclean import (
     Elections,
     NoCopies,

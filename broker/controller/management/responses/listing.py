@@ -16,7 +16,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
 
 from shardmq.broker.controller.management.api_error import ApiError, bad_request
-from shardmq.broker.controller.management.call import NUMBER_MAX, number
+from shardmq.broker.controller.management.numbers import NUMBER_MAX, number
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.matching import MATCHED_ROWS, BoundedSearch
 from shardmq.broker.model import patterns

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from shardmq.broker.controller.management.call import MESSAGES_PURGED, NUMBER_MAX, Route
+from shardmq.broker.controller.management.call import MESSAGES_PURGED, Route
 from shardmq.broker.controller.management.metrics import past
 from shardmq.broker.controller.management.metrics.time_range import SAMPLES_MAX
+from shardmq.broker.controller.management.numbers import NUMBER_MAX
 from shardmq.broker.controller.management.responses.schemas import (
     DOCUMENT,
     ROWS,
