@@ -19,7 +19,7 @@ import uvloop
 from shardmq.broker.front_door.door import FrontDoor
 from shardmq.combined.config import CombinedConfig, read
 from shardmq.combined.passes import Passes
-from shardmq.shardd.server import SWITCH_INTERVAL_S, Server
+from shardmq.shardd.server import SERVES, SWITCH_INTERVAL_S, Server
 from shardmq.shardd.wire.local_lane import LocalLane
 from shardmq.shardd.wire.memory import collect_seldom, give_back, keep_warm
 from shardmq.supervisor import notify
@@ -94,7 +94,7 @@ class Combined:
         """Take clients as soon as the queues of this process are there."""
         await self._recovered.wait()
         await self._door.start()
-        notify.ready(pid=str(os.getpid()))
+        notify.ready(pid=str(os.getpid()), serves=SERVES)
         give_back()
 
     async def _end(self) -> int:

@@ -14,7 +14,7 @@ import select
 import sys
 
 from shardmq.shardd.config import ShardConfig, read
-from shardmq.shardd.server import FAILED, SWITCH_INTERVAL_S, TICK_MS, Copied, Server
+from shardmq.shardd.server import FAILED, SERVES, SWITCH_INTERVAL_S, TICK_MS, Copied, Server
 from shardmq.shardd.signals import Signals
 from shardmq.shardd.wire.board import path_of
 from shardmq.shardd.wire.memory import keep_warm
@@ -76,7 +76,8 @@ def _follow(config: ShardConfig, signals: Signals, seat: Copied) -> ShardConfig:
 
 
 def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
-    server, lifeline = Server(config, notify.ready, seat=seat), notify.lifeline_fd()
+    server = Server(config, lambda: notify.ready(serves=SERVES), seat=seat)
+    lifeline = notify.lifeline_fd()
     ends = False  # without a signal
     gives = False  # the shard to another node
     is_drained = False

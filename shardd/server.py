@@ -50,6 +50,8 @@ DRAIN_MESSAGES_MAX = 4096
 PAUSE_S_MAX = 0.5
 # Threads of disk work take turns with the loop at this interval.
 SWITCH_INTERVAL_S = 0.0005
+# The value of `serves` with which a shard is ready. One that has a copy is ready without.
+SERVES = "yes"
 # Exit statuses of a process whose shard failed.
 FAILED, REFUSED = 1, 2
 # A sync that is under way when the shard fails may take this long to end.
@@ -115,6 +117,7 @@ class Server:
             self._calls, config.disk_stall_s, self._tell_stall, self._tell_status, self._why_stalled
         )
         self._status = "starting"
+        self._told_alarm = ""  # to the supervisor
         self._gaps = Gaps(gaps_path(config.runtime_dir, config.shard))
         files = None if seat is None else seat.files
         self._home = DiskHome(self._directory, config, self._calls, self._board, files)
@@ -258,6 +261,7 @@ class Server:
         notify.watchdog()
         self._spin.tick()
         self.shard.set_alarm(self._alarm())
+        self._tell_alarm(self.shard.registry.alarm)
         self.shard.syncs.want()
         self.shard.registry.note_time(now)
         self.shard.own_lent()
@@ -291,7 +295,14 @@ class Server:
         hangs.
         """
         notify.status(status)
+        self._tell_alarm(self._stall.why)
         self.links.alarm_from_thread(self._stall.why)
+
+    def _tell_alarm(self, reason: str) -> None:
+        """Tell the supervisor the alarm, if it is another one than before."""
+        if reason != self._told_alarm:
+            self._told_alarm = reason
+            notify.alarm(reason)
 
     def _why_stalled(self) -> str:
         """Return why a sync does not end: because of the disk, or of other nodes."""

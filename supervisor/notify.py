@@ -90,6 +90,11 @@ def status(text: str) -> None:
     _send(f"STATUS={_one_line(text)}", wait=False)
 
 
+def alarm(reason: str) -> None:
+    """Tell the supervisor why this process holds publishers back; "" when it does not any more."""
+    _send(f"X_ALARM={_one_line(reason)}", wait=False)
+
+
 def failing(why: str) -> None:
     """Tell the supervisor the reason of the exit that follows.
 

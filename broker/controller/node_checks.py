@@ -63,9 +63,12 @@ class Unhealthy(Exception):
 class ShardState(Protocol):
     """A shard that the node is to serve; `alarm` is "" if there is none."""
 
-    number: int
-    ready: bool
-    alarm: str
+    @property
+    def number(self) -> int: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def alarm(self) -> str: ...
 
 
 class NodeState(NamedTuple):

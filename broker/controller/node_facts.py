@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,7 @@ SHOWN: Final = (
     "name", "kind", "index", "front_door", "pid", "state", "status", "restarts", "last_end",
     "started_at",
 )  # fmt: skip
+READY: Final = "ready"  # the state of a process
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 CERTIFICATES_MAX: Final = 256  # of which the expiry is kept in memory
 ETCD_HEARD_EACH_S: Final = 6.0  # at the latest, while etcd answers: a silent watch asks anew
@@ -106,6 +107,35 @@ def facts_of(
         certificates=certificates_of(config),
         etcd_silent_s=etcd_silent_s,
         disk_free_bytes=disk_free_bytes,
+    )
+
+
+class OwnShard(NamedTuple):
+    """A shard of this node, by what its process has told the supervisor."""
+
+    number: int
+    ready: bool
+    alarm: str
+
+
+def own_shards(found: dict[str, Any]) -> dict[int, OwnShard]:
+    """Return the shards of which a status.json has processes, those that only copy included."""
+    shards = [child for child in found.get("children", []) if child.get("kind") == "shard"]
+    return {
+        child["index"]: OwnShard(
+            child["index"],
+            child.get("state") == READY and bool(child.get("info", {}).get("serves")),
+            child.get("info", {}).get("alarm", ""),
+        )
+        for child in shards
+    }
+
+
+def own_doors(found: dict[str, Any]) -> int:
+    """Return how many front doors of a status.json serve."""
+    children = found.get("children", [])
+    return sum(
+        child.get("front_door") is not None and child.get("state") == READY for child in children
     )
 
 

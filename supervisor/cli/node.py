@@ -59,7 +59,7 @@ Size = Annotated[
 
 def ping(api: Api) -> None:
     """Check that a broker answers."""
-    api.get("overview")
+    api.get("health", "checks", "virtual-hosts")
     typer.echo("Ping succeeded")
 
 

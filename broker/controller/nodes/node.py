@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Hashable, Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +22,17 @@ import msgspec
 
 from shardmq.broker.controller.cluster_view import places_of
 from shardmq.broker.controller.config import Cluster, ControllerConfig, read_config
-from shardmq.broker.controller.disk_watch import DiskWatch
 from shardmq.broker.controller.loading import load
 from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
-from shardmq.broker.controller.memory import MemoryWatch, pids, status_stamp
-from shardmq.broker.controller.node_facts import ETCD_HEARD_EACH_S, NodeFacts, facts_of
+from shardmq.broker.controller.node_checks import NodeState
+from shardmq.broker.controller.node_facts import OwnShard, own_doors, own_shards, status
 from shardmq.broker.controller.nodes.assurance import Assurance
 from shardmq.broker.controller.nodes.cluster_snapshots import ClusterSnapshots, NodesAlive
 from shardmq.broker.controller.nodes.facts import tell_facts
 from shardmq.broker.controller.nodes.nodes import Nodes
+from shardmq.broker.controller.nodes.own_checks import OwnChecks
 from shardmq.broker.controller.nodes.own_copies import OwnCopies
+from shardmq.broker.controller.nodes.own_facts import OwnFacts
 from shardmq.broker.controller.nodes.own_streams import OwnStreams
 from shardmq.broker.controller.nodes.relay import Relay
 from shardmq.broker.controller.nodes.snapshot_parts import LINE_BYTES_MAX, make_part
@@ -160,9 +161,13 @@ class Node:
             self._elsewhere,
         )
 
+        self._facts = OwnFacts(lambda: self._config, self._etcd_silent_s)
+        self._checks = OwnChecks(lambda: self._config, self._state)
+
     async def run(self) -> int:
         """Relay and follow, then lead, until `stop` is set; return the exit status."""
         await self._streams.start()
+        await self._checks.start()
         server = TlsServer(
             socket.socket(fileno=os.dup(self._cluster.fd)),
             self._server_tls,
@@ -193,6 +198,7 @@ class Node:
             server.close()
             if self._relayed is not None:
                 await self._relayed.close()
+            await self._checks.close()
             await self._streams.close()
             await self._etcd.close()
 
@@ -264,7 +270,11 @@ class Node:
             self._leader_address,
             self._opening,
             lambda: self._config.http,
-            {HTTP: (self._streams,), HTTPS: (self._streams,)},
+            {
+                HTTP: (self._streams, self._checks),
+                HTTPS: (self._streams, self._checks),
+                LOCAL: (self._checks,),
+            },
         )
         await relay.listen_unix(runtime_dir / SOCKET_NAME, CONTROL, 0o700)
         await relay.listen_unix(runtime_dir / LOCAL_SOCKET, LOCAL, 0o660)
@@ -300,30 +310,29 @@ class Node:
         """Return for how many seconds etcd has not answered."""
         return time.monotonic() - max(self._began_at, self._etcd.heard_at)
 
+    def _state(self) -> NodeState:
+        """Return what the checks of this node look at while it does not lead."""
+        facts, found = self._facts.now(), status(self._config.runtime_dir)
+        own, owners = self._cluster.number, self._nodes.owners
+        shards, led = own_shards(found), sorted(n for n, owner in owners.items() if owner == own)
+        return NodeState(
+            self._cluster.node,
+            True,
+            [facts],
+            facts.processes,
+            [shards.get(number, OwnShard(number, False, "")) for number in led],
+            own_doors(found),
+        )
+
     async def _tell(self) -> None:
-        """Tell the leader the facts of this node, and watch the memory for that."""
-        watch, disk = MemoryWatch(), DiskWatch(self._config.data_dir)
-        disk.look()
-
-        def news() -> Hashable:
-            config = self._config
-            watch.look(
-                pids(config.runtime_dir),
-                config.memory_high_watermark,
-                config.memory_high_watermark_bytes,
-            )
-            late_s = int(max(0.0, self._etcd_silent_s() - ETCD_HEARD_EACH_S))
-            return watch.alarm, status_stamp(config.runtime_dir), late_s
-
-        def facts() -> NodeFacts:
-            disk.look()
-            return facts_of(self._config, watch, self._etcd_silent_s(), disk.free_bytes)
+        """Tell the leader the facts of this node."""
 
         def connect(address: Address, protocol: asyncio.Protocol) -> Awaitable[object]:
             opening = self._opening(FACTS, None, None)
             return open_stream(address, self._client_tls, opening, protocol)
 
-        await tell_facts(facts, self._nodes.leader, connect, self._nodes.lead, news)
+        facts, nodes = self._facts, self._nodes
+        await tell_facts(facts.now, nodes.leader, connect, nodes.lead, facts.news)
 
     async def _follow(self) -> Lead:
         """Follow the leader until this node leads; meanwhile relay what clients say to it."""

@@ -2,11 +2,12 @@
 
 The relay listens where the controller of a node listens: for front doors, for shardctl, for HTTP
 and for metrics. Each connection becomes a stream to the leader, which sees the client and not the
-relay. Only clients that the leader has sent to the streams of this node are served here
-(`own_streams.py`). While nobody leads, or the leader is silent, connections wait for LEADER_S_MAX.
-Then HTTP is answered with 503, and all others are closed; front doors come again. When the record
-names another leader or another term, all streams end, also those to a host that has vanished
-without a word. A call by HTTP that had no answer yet gets 503.
+relay. Served here are clients that the leader has sent to the streams of this node
+(`own_streams.py`), and checks of this node (`own_checks.py`). While nobody leads, or the leader is
+silent, connections wait for LEADER_S_MAX, and probes for PROBE_S_MAX. Then HTTP is answered with
+503, and all others are closed; front doors come again. When the record names another leader or
+another term, all streams end, also those to a host that has vanished without a word. A call by HTTP
+that had no answer yet gets 503.
 
 When this node begins to lead, its front doors come to its own controller. For other clients the
 relay goes on until that controller listens, and calls that came before that are answered by it.
@@ -31,6 +32,7 @@ from shardmq.broker.controller.nodes.pipe import PipeEnd
 from shardmq.broker.controller.nodes.request_head import OwnService, RequestHead
 from shardmq.cluster.streams import (
     CONTROL,
+    METRICS,
     Address,
     NoStream,
     Opening,
@@ -38,6 +40,9 @@ from shardmq.cluster.streams import (
 )
 
 LEADER_S_MAX: Final = 10.0
+# Probes and scrapes do not wait for longer than they usually allow.
+PROBE_S_MAX: Final = 3.0
+PROBES: Final = (b"GET /api/health", b"HEAD /api/health")
 AGAIN_S: Final = 0.1
 # The connections that one node relays at the same time, of which front doors have one each.
 RELAYED_MAX: Final = 2048
@@ -171,9 +176,10 @@ class Relay:
         del self._ends[end]
 
     async def _join(self, service: str, end: PipeEnd) -> None:
-        """Join a connection with a stream to the leader, whoever leads within LEADER_S_MAX."""
+        """Join a connection with a stream to the leader, if it is found in time."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + LEADER_S_MAX
+        is_probe = service == METRICS or end.early.startswith(PROBES)
+        until = loop.time() + (PROBE_S_MAX if is_probe else LEADER_S_MAX)
         opening = self._opening(service, *_ends_of(end.transport))
         while not end.is_over:
             address = await self._leader(until - loop.time())
