@@ -11,8 +11,8 @@ import json
 import os
 import time
 from asyncio import Future
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,11 @@ from shardmq.broker.controller.node_facts import facts_of
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.controller.stored.definitions import Definitions
-from shardmq.broker.model.changes import AnyChange, QueuePut
+from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing.placement import Placement
 from shardmq.broker.shared.control import ConnectionInfo, DoorReport
 from shardmq.shardd.wire import messages as wire
+from tests.support.fake_doors import FakeDoors
 
 OWNER = "0.7.1"
 CONNECTION = "127.0.0.1:5000 -> 127.0.0.1:5672"
@@ -83,7 +84,7 @@ class FakeShards:
         return False
 
     def request(
-        self, shard: int, message: Callable[[int], wire.Message], wait_s: float = 1.0
+        self, shard: int, message: Callable[[int], wire.Message], wait_s: float = 0.0
     ) -> Future[Any]:
         sent = message(1)
         if isinstance(sent, wire.Stats):
@@ -130,40 +131,8 @@ class FakeShards:
         return reply
 
 
-@dataclass
-class FakeDoor:
-    number: int = 0
-
-    def read_binds(self) -> None: ...
-
-
-@dataclass
-class FakeDoors:
-    closed: list[tuple[str, int, str]] = field(default_factory=list)
-    other_versions: dict[int, int] = field(default_factory=dict)
-
-    def hand_out(
-        self,
-        version: int,
-        changes: list[AnyChange],
-        waited: bool = True,
-        by: Collection[str] = (),
-    ) -> None: ...
-
-    def say_together(self, say: Callable[[], None]) -> None:
-        say()
-
-    def heard_by(self, owner: str) -> bool:
-        return False
-
-    def when_in_force(self, version: int, then: Callable[[], None]) -> None:
-        then()
-
-    def close_connection(self, owner: str, code: int, text: str) -> None:
-        self.closed.append((owner, code, text))
-
-    def cancel_consumer(self, owner: str, channel: int, tag: str) -> None:
-        self.closed.append((owner, channel, tag))
+class ReportingDoors(FakeDoors):
+    """A front door with two consumers, of which one client sends and receives."""
 
     async def unacked(self, queue_id: int) -> list[dict[str, Any]]:
         return [
@@ -188,9 +157,6 @@ class FakeDoors:
             }
             for owner, count in ((OWNER, 1), ("0.7.2", 2))
         ]
-
-    def doors(self) -> list[FakeDoor]:
-        return [FakeDoor()]
 
     async def reports(self, totals_only: bool = False) -> list[DoorReport]:
         counters = {"received": 7.0, "channels_opened": 3.0, "connections": 1.0, "channels": 1.0}
@@ -233,7 +199,7 @@ class Api:
     client: TestClient[Any, Any]
     authority: Authority
     shards: FakeShards
-    doors: FakeDoors
+    doors: ReportingDoors
     context: Context
     clock: Clock  # of the numbers that are collected
     login: tuple[str, str] | None = ("guest", "guest")
@@ -264,7 +230,7 @@ class Api:
 async def api(tmp_path: Path) -> AsyncIterator[Api]:
     config = ControllerConfig(data_dir=str(tmp_path), runtime_dir=str(tmp_path), boot="b", shards=2)
     definitions = Definitions(tmp_path, "b")
-    shards, doors, presence = FakeShards(), FakeDoors(), Presence()
+    shards, doors, presence = FakeShards(), ReportingDoors(), Presence()
     placement = Placement(range(config.shards))
     catalog = load_or_begin(definitions, config)
     authority = Authority(catalog, definitions, doors, shards, presence, placement)

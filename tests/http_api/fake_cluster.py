@@ -12,7 +12,8 @@ from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 from shardmq.broker.controller.node_facts import ETCD_SILENT_S_MAX, facts_of
 from shardmq.broker.shared.control import ConnectionInfo, DoorReport
-from tests.http_api.conftest import OWNER, Api, FakeDoor
+from tests.http_api.conftest import OWNER, Api
+from tests.support.fake_doors import FakeDoor
 
 LEADER, OTHER, DOWN = "shardmq@a", "shardmq@b", "shardmq@c"
 NODES = (

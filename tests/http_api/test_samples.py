@@ -20,7 +20,7 @@ from shardmq.broker.controller.management.metrics.sampling import Sampler
 from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 from shardmq.broker.shared.control import DoorReport
 from shardmq.shardd.wire import messages as wire
-from tests.http_api.conftest import CONNECTION, OWNER, Api, FakeDoors
+from tests.http_api.conftest import CONNECTION, OWNER, Api, ReportingDoors
 
 RECORDED: Final = json.loads(
     (Path(__file__).parent / "recordings" / "samples-rabbitmq-3.10.8.json").read_text()
@@ -67,7 +67,7 @@ NOT_HERE: Final = {
 }  # fmt: skip
 
 
-class BusyDoors(FakeDoors):
+class BusyDoors(ReportingDoors):
     """A front door whose clients send and receive."""
 
     counted = 0

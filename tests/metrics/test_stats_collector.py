@@ -26,7 +26,7 @@ from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.control import DoorReport
 from shardmq.shardd.wire import messages as wire
-from tests.http_api.conftest import OWNER, FakeDoors, FakeShards
+from tests.http_api.conftest import OWNER, FakeShards, ReportingDoors
 
 
 class Clock:
@@ -47,7 +47,7 @@ def shards(monkeypatch: pytest.MonkeyPatch) -> FakeShards:
 
 
 async def test_all_queues_are_looked_over_in_parts(shards: FakeShards) -> None:
-    stats = await StatsCollector(shards, FakeDoors(), Clock()).now()
+    stats = await StatsCollector(shards, ReportingDoors(), Clock()).now()
     assert sorted(stats.queues) == list(range(14))
     assert stats.totals["ready"] == 14 * 3
     assert [asked.passed for asked in shards.asked].count(9) == 1
@@ -59,18 +59,18 @@ async def test_a_shard_of_another_release_tells_of_as_many_at_a_time_as_it_likes
     shards: FakeShards, part: int
 ) -> None:
     shards.part = part
-    stats = await StatsCollector(shards, FakeDoors(), Clock()).now()
+    stats = await StatsCollector(shards, ReportingDoors(), Clock()).now()
     assert (sorted(stats.queues), stats.totals["ready"]) == (list(range(14)), 14 * 3)
 
 
 async def test_counters_of_queues_that_are_gone_stay_in_the_totals(shards: FakeShards) -> None:
     shards.process[0] = {"gone_published": 1000.0}
-    stats = await StatsCollector(shards, FakeDoors(), Clock()).now()
+    stats = await StatsCollector(shards, ReportingDoors(), Clock()).now()
     assert stats.totals["published"] == 1000 + 14 * 5
 
 
 async def test_some_queues_are_asked_for_by_their_shards_alone(shards: FakeShards) -> None:
-    stats = await StatsCollector(shards, FakeDoors(), Clock()).of(
+    stats = await StatsCollector(shards, ReportingDoors(), Clock()).of(
         [QueuePut("/", "a", 1, 0), QueuePut("/", "b", 99, 0)]
     )
     assert [asked.queues for asked in shards.asked] == [[1, 99]]
@@ -90,7 +90,7 @@ async def test_the_first_look_at_a_queue_has_the_rate_since_the_last_sample(
     shards: FakeShards,
 ) -> None:
     clock, queue = Clock(), QueuePut("/", "a", 1, 0)
-    gatherer = StatsCollector(shards, FakeDoors(), clock)
+    gatherer = StatsCollector(shards, ReportingDoors(), clock)
     await gatherer.sample()
     for later in (2, 4, stats_collector.SAMPLE_S):
         clock.now, shards.published = 100.0 + later, 5 + 10 * later
@@ -105,7 +105,7 @@ async def test_the_first_look_at_a_queue_has_the_rate_since_the_last_sample(
 
 async def test_what_is_not_known_is_not_shown_as_0(shards: FakeShards) -> None:
     clock, queue = Clock(), QueuePut("/", "a", 1, 0)
-    gatherer = StatsCollector(shards, FakeDoors(), clock)
+    gatherer = StatsCollector(shards, ReportingDoors(), clock)
     alone = await gatherer.of([queue])
     whole = await gatherer.now()
     for stats in (alone, whole):
@@ -124,7 +124,7 @@ async def test_what_is_not_known_is_not_shown_as_0(shards: FakeShards) -> None:
 
 async def test_a_queue_that_is_new_since_the_sample_counted_from_0(shards: FakeShards) -> None:
     clock = Clock()
-    gatherer = StatsCollector(shards, FakeDoors(), clock)
+    gatherer = StatsCollector(shards, ReportingDoors(), clock)
     await gatherer.sample()
     shards.ids[0].add(77)
     clock.now += 2
@@ -133,7 +133,7 @@ async def test_a_queue_that_is_new_since_the_sample_counted_from_0(shards: FakeS
 
 async def test_a_queue_whose_shard_was_silent_at_the_sample_has_no_rate(shards: FakeShards) -> None:
     clock = Clock()
-    gatherer = StatsCollector(shards, FakeDoors(), clock)
+    gatherer = StatsCollector(shards, ReportingDoors(), clock)
     shards.shards[0].ready = False
     await gatherer.sample()
     shards.shards[0].ready = True
@@ -145,7 +145,7 @@ async def test_samples_use_a_small_share_of_a_processor_and_no_more_than_three_a
     shards: FakeShards,
 ) -> None:
     clock = Clock()
-    gatherer = StatsCollector(shards, FakeDoors(), clock)
+    gatherer = StatsCollector(shards, ReportingDoors(), clock)
     assert gatherer.sample_s == stats_collector.SAMPLE_S
     before = shards.stats
 
@@ -168,7 +168,7 @@ async def test_samples_use_a_small_share_of_a_processor_and_no_more_than_three_a
 
 async def test_a_dear_look_at_everything_is_kept_longer(shards: FakeShards) -> None:
     clock = Clock()
-    gatherer = StatsCollector(shards, FakeDoors(), clock)
+    gatherer = StatsCollector(shards, ReportingDoors(), clock)
     before = shards.stats
 
     def slow(shard: int, asked: wire.Stats):  # type: ignore[no-untyped-def]
@@ -189,7 +189,7 @@ async def test_a_dear_look_at_everything_is_kept_longer(shards: FakeShards) -> N
 
 async def test_a_look_that_waited_for_a_silent_shard_is_not_kept_longer(shards: FakeShards) -> None:
     clock = Clock()
-    gatherer = StatsCollector(shards, FakeDoors(), clock)
+    gatherer = StatsCollector(shards, ReportingDoors(), clock)
     before = shards.stats
 
     def silent(shard: int, asked: wire.Stats):  # type: ignore[no-untyped-def]
@@ -237,7 +237,7 @@ NOT_SAID = (
 
 
 async def test_a_queue_and_a_channel_have_the_rates_between_two_looks(shards: FakeShards) -> None:
-    clock, doors = Clock(), FakeDoors()
+    clock, doors = Clock(), ReportingDoors()
     gatherer = StatsCollector(shards, doors, clock)
     first = await gatherer.now()
     known = first.queues[1]
@@ -270,7 +270,7 @@ def test_a_queue_tells_apart_what_nobody_acknowledges() -> None:
     }  # fmt: skip
 
 
-class CountingDoors(FakeDoors):
+class CountingDoors(ReportingDoors):
     """Two front doors.
 
     `came` messages came to an exchange and went to twice as many queues.
@@ -314,7 +314,7 @@ async def test_an_exchange_has_the_sums_of_all_front_doors_and_the_rates_between
 @pytest.mark.row("G4.2")
 async def test_all_queues_together_show_what_clients_did(shards: FakeShards) -> None:
     clock = Clock()
-    gatherer = StatsCollector(shards, FakeDoors(), clock)
+    gatherer = StatsCollector(shards, ReportingDoors(), clock)
     await gatherer.now()
     clock.now += 10
     shards.ids[1] = set()
@@ -330,7 +330,7 @@ async def test_all_queues_together_show_what_clients_did(shards: FakeShards) -> 
 async def test_who_wants_totals_does_not_have_every_connection_described(
     shards: FakeShards,
 ) -> None:
-    gatherer = StatsCollector(shards, FakeDoors(), Clock())
+    gatherer = StatsCollector(shards, ReportingDoors(), Clock())
     totals = await gatherer.now(totals_only=True)
     assert (totals.clients.connections, totals.clients.channels, totals.counters["channels"]) == (
         {},
@@ -347,7 +347,7 @@ async def test_who_asks_for_totals_and_who_for_everything_share_a_look(
     shards: FakeShards, at_once: bool
 ) -> None:
     clock = Clock()
-    gatherer = StatsCollector(shards, FakeDoors(), clock)
+    gatherer = StatsCollector(shards, ReportingDoors(), clock)
     for _ in range(3):  # as monitoring does, again and again
         asked = len(shards.asked)
         if at_once:

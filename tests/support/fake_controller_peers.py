@@ -1,4 +1,4 @@
-"""Front doors and shards in memory, as the authority sees them.
+"""Shards in memory, as the authority sees them.
 
 They answer at once, or when they are told to.
 """
@@ -7,70 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
-from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import AnyChange
 from shardmq.shardd.wire import messages as wire
-from tests.support.catalogs import rebuilt
-
-
-class FakeDoors:
-    """One front door with a copy of the catalog.
-
-    With `hold` it applies changes only in `apply_all`.
-    """
-
-    def __init__(self, catalog: Catalog) -> None:
-        self.copy = rebuilt(catalog.version, catalog.changes())
-        self.hold = False
-        self.closed: list[tuple[str, int, str]] = []
-        self.told: list[list[AnyChange]] = []
-        self.told_by: list[set[str]] = []  # whose binds ahead they are, if of nobody else
-        self._unapplied: list[AnyChange] = []
-        self._waiting: list[tuple[int, Callable[[], None]]] = []
-
-    def hand_out(
-        self,
-        version: int,
-        changes: list[AnyChange],
-        waited: bool = True,
-        by: Collection[str] = (),
-    ) -> None:
-        self.told.append(changes)
-        self.told_by.append(set(by))
-        self._unapplied.extend(changes)
-        if not self.hold:
-            self.apply_all()
-
-    def apply_all(self) -> None:
-        for change in self._unapplied:
-            self.copy.apply(change)
-        self._unapplied.clear()
-        self._settle()
-
-    def say_together(self, say: Callable[[], None]) -> None:
-        say()
-
-    def doors(self) -> list[FakeDoors]:
-        return [self]
-
-    def read_binds(self) -> None: ...
-
-    def heard_by(self, owner: str) -> bool:
-        return False
-
-    def when_in_force(self, version: int, then: Callable[[], None]) -> None:
-        self._waiting.append((version, then))
-        self._settle()
-
-    def close_connection(self, owner: str, code: int, text: str) -> None:
-        self.closed.append((owner, code, text))
-
-    def _settle(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self.copy.version:
-            self._waiting.pop(0)[1]()
 
 
 class FakeShards:
@@ -92,7 +32,9 @@ class FakeShards:
     def is_away(self, shard: int) -> bool:
         return False
 
-    def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]:
+    def request(
+        self, shard: int, message: Callable[[int], wire.Message], wait_s: float = 0.0
+    ) -> Future[Any]:
         self._number += 1
         sent = message(self._number)
         self.received.append((shard, sent))

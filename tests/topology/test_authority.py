@@ -54,7 +54,8 @@ from shardmq.broker.shared.control import (
 from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.wire import messages as wire
 from tests.support.catalogs import state
-from tests.support.fake_controller_peers import FakeDoors, FakeShards
+from tests.support.fake_controller_peers import FakeShards
+from tests.support.fake_doors import FakeDoors
 
 ME, YOU = "0.1.1", "0.1.2"
 NEVER_S = 3600.0
