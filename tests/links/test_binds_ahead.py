@@ -44,6 +44,7 @@ from shardmq.broker.shared.control import (
 )
 
 ME = "0.1.1"
+OWNERS = ME, "0.1.2"
 CONNECTS_MAX = 3  # fewer than a request may outlive
 QUEUES, EXCHANGES, KEYS = ("q", "r"), ("e", "f"), ("j", "k")
 
@@ -140,7 +141,8 @@ class World:
         )
         self.listener.look = lambda: self.link.catalog
         self.judged: dict[tuple[str, str], int] = {}  # the epoch in which a bind was judged
-        self.runs: dict[tuple[str, str], BindRun] = {}
+        # The last run of each connection between an exchange and a queue.
+        self.runs: dict[tuple[str, str, str], BindRun] = {}
         self.gone_on = 0  # binds that went on with a run
         self.stream = Stream()
         self.catalog = Catalog(routes=False)
@@ -179,11 +181,11 @@ class World:
         assert self.link.ahead is not None
         self.link.ahead.queue_is_there("/", name)
 
-    def bind(self, source: str, queue: str, key: str) -> bool:
+    def bind(self, source: str, queue: str, key: str, owner: str = ME) -> bool:
         """Bind ahead if this may be, as an inlet or the pipeline of a channel does."""
         ahead = self.link.ahead
         assert ahead is not None
-        run = self.runs.get((source, queue))
+        run = self.runs.get((owner, source, queue))
         if run is not None and run.bind(key.encode()):
             self.gone_on += 1
             return True
@@ -193,9 +195,9 @@ class World:
             if not ahead.may_bind("/", source, queue):
                 return False
             self.judged[source, queue] = ahead.epoch
-        run = ahead.bind("/", ends, ME, "guest")
+        run = ahead.bind("/", ends, owner, "guest")
         if run is not None:
-            self.runs[source, queue] = run
+            self.runs[owner, source, queue] = run
         return run is not None
 
     def ask(self, what: Any) -> None:
@@ -290,7 +292,7 @@ def play(seed: int, *, answers_first: bool = True, refusals: float = 0.0) -> tup
         chance = dice.random()
         ends = dice.choice(EXCHANGES), dice.choice(QUEUES), dice.choice(KEYS)
         if chance < 0.35:
-            if world.bind(*ends):
+            if world.bind(*ends, dice.choice(OWNERS)):
                 answered += 1
                 assert dice.random() < 0.5 or ends in world.routed()
         elif chance < 0.45:
@@ -410,6 +412,18 @@ def test_routes_are_not_forgotten_twice_for_one_bind() -> None:
 def test_where_other_front_doors_route_binds_wait() -> None:
     link = CatalogLink("nowhere", door=0, incarnation=1, pid=1, listener=Listener())  # type: ignore[arg-type]
     assert link.ahead is None
+
+
+def test_a_binding_that_the_controller_has_outlives_the_refusal_of_another_connection() -> None:
+    world, other = World(has_pipe=True), OWNERS[1]
+    assert world.bind("e", "q", "j") and world.bind("e", "q", "k", other)
+    assert len(world.bound()) == 2  # the second connection has put its own in force
+    assert world.bind("e", "q", "k") and world.gone_on == 1
+    first, second = together(world.of_door())
+    for (ask, count), code in zip((first, second), (0, 403), strict=True):
+        world.to_door.append(Answer(ask.id, code, "", {"binds": count}))
+        world.handle(1)
+    assert ("e", "q", "k") in world.bound() and not world.link._runs.unanswered
 
 
 def test_without_the_controller_binds_wait() -> None:

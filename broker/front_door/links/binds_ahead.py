@@ -123,7 +123,9 @@ class BindsAhead:
         """
         self.put_in()
         vhost, new = run.vhost, self._new
-        ends = [end for end in run.answered(count) if new.get((vhost, *end)) is run]
+        ends = run.answered(count)
+        if answer.code:
+            ends = [end for end in ends if new.get((vhost, *end)) is run]
         for end in ends:
             new.pop((vhost, *end), None)  # a client may name a binding twice
         if not answer.code:
