@@ -81,6 +81,7 @@ cdef enum:
     FRAME_END = 0xCE
     HEARTBEAT_BYTES = 8
     ACK_BYTES = 21
+    CHANNEL_OPEN = 1  # a state (broker/amqp/frames.pyx)
     BASIC_ACK = 60 << 16 | 80
     QUEUE_BIND = 50 << 16 | 20
     BIND_BYTES_MIN = 22  # of the frame if its three names are empty
@@ -443,10 +444,13 @@ cdef class Inlet:
         within the read, and `number` is that of its channel.
         """
         cdef BindRun run = self.run
+        cdef bytearray states = self.amqp.channels
         cdef PublishingState channel
         cdef const uint8_t *bound
         cdef size_t before
-        if run is None:
+        # Within a message that has not come whole, a bind is out of order.
+        if run is None or number >= <size_t> PyByteArray_GET_SIZE(states) \
+                or <uint8_t> PyByteArray_AS_STRING(states)[number] != CHANNEL_OPEN:
             return False
         bound, before = <const uint8_t *> PyBytes_AS_STRING(self.bound), len(self.bound)
         # Behind the key come its flags (nowait) and arguments, both nothing, and the frame's end.

@@ -714,6 +714,26 @@ async def test_binds_ahead_are_answered_the_same_both_ways() -> None:
     assert bound > 300 and answered > 100 and runs < 0.9 * bound
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3], ids=["method", "header", "body"])
+async def test_a_bind_within_a_message_is_refused_both_ways(parts: int) -> None:
+    message = [*publish(1, "", "a", b"x" * 100_000)]
+    message[1] = message[1].replace((100_000).to_bytes(8), (200_000).to_bytes(8))
+    seen = []
+    for short in (False, True):
+        door = Door(short=short)
+        ahead = Ahead(door.line)
+        door.enter()
+        said = [method(1, commands.Channel.Open())]
+        said += [method(1, commands.Queue.Bind(0, "a", "direct", key)) for key in "jkl"]
+        for piece in (*said, *message[:parts], said[-1]):
+            door.read(0, piece)
+            door.run()
+        assert len(ahead.bound) == 3 and len(ahead.all) == (2 if short else 3)
+        seen.append(door.seen()["written"])
+        ahead.close()
+    assert seen[0] == seen[1] and b"UNEXPECTED_FRAME" in seen[0][0][0]
+
+
 @pytest.mark.parametrize("through_kernel", [False, True])
 async def test_an_error_that_nobody_foresaw_ends_its_connection_and_no_other(
     through_kernel: bool,
