@@ -57,8 +57,8 @@ cdef class BindRun:
         self.runs, self.vhost, self.ends = runs, vhost, ends
         self.source, self.queue, _ = ends[0]
         self.epoch = NEVER
+        self.collect()  # if that fails, nobody takes the answer
         runs.unanswered += len(ends)
-        self.collect()
 
     def go_on(self, around):
         """Let more binds come. `around` returns the bytes of a message before and behind its key.

@@ -486,6 +486,27 @@ def test_a_run_ends_when_something_else_is_asked_or_changes() -> None:
     assert [len(run.ends) for run in world.link._requests.runs()] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("has_pipe", [False, True])
+def test_a_run_that_cannot_begin_is_not_counted(has_pipe: bool) -> None:
+    world, heard = World(has_pipe=has_pipe), Reply()
+
+    def fail() -> None:
+        raise RuntimeError("out of order")
+
+    world.listener.look = fail
+    with pytest.raises(RuntimeError):
+        world.bind("e", "q", "k")
+    world.listener.look = object
+    assert not world.link._runs.unanswered and not world.link._runs.collected
+    world.link._requests.add(QueueDeclare("/", "s", False, False, False, {}), ME, "guest", heard)
+    world.decide(1, random.Random(1))
+    world.handle(1)
+    assert not heard.done()  # the answer was to the bind
+    world.decide(1, random.Random(1))
+    world.handle(len(world.to_door))
+    assert heard.done() and not heard.result().code
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_bind_that_goes_on_is_the_request_that_python_would_write(seed: int) -> None:
     dice = random.Random(seed)

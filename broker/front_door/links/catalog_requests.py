@@ -128,9 +128,9 @@ class CatalogRequests:
         Return None, and do nothing, if they cannot leave this process now.
         """
         ask = Ask(self._next_id, request, owner, user)
+        self._next_id += 1
         run = self._send_ahead(ask)
         if run is not None:
-            self._next_id += 1
             self._sent[ask.id] = _Asked(ask, run)
         return run
 
