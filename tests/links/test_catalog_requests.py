@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.hot_state import BindRuns
+from shardmq.broker.front_door.hot_state import BindRun, BindRuns
 from shardmq.broker.front_door.links import catalog_requests, control_stream
 from shardmq.broker.front_door.links.catalog_requests import CatalogRequests, Reply
 from shardmq.broker.front_door.links.control_stream import ControlStream
@@ -219,3 +219,25 @@ def test_what_is_said_in_one_turn_leaves_in_one_write() -> None:
             await stream.heard()
 
     asyncio.run(play())
+
+
+def test_an_answer_to_binds_that_cannot_be_taken_leaves_nothing_unanswered() -> None:
+    runs = BindRuns()
+    runs.first = lambda run: None
+
+    def send(ask: Ask) -> BindRun:
+        assert isinstance(ask.what, BindMany)
+        return BindRun(runs, ask.what.vhost, ask.what.binds)
+
+    def fail(run: BindRun, count: int, answer: Answer) -> None:
+        raise ValueError("a fault of ours")
+
+    requests = CatalogRequests(lambda ask: None, send, runs)
+    requests.answered_ahead = fail
+    requests.ask_again()
+    run = requests.add_ahead(BindMany("/", [("e", "q", key) for key in "abc"], True), "a", "u")
+    assert run is not None and runs.unanswered == 3
+    requests.answered(Answer(1, result={"binds": 1}))
+    assert run.ends == [("e", "q", "b"), ("e", "q", "c")] and requests.runs() == [run]
+    requests.answered(Answer(1))
+    assert runs.unanswered == 0 and requests.runs() == []

@@ -157,10 +157,12 @@ class CatalogRequests:
             self._send_waiting()
 
     def _run_answered(self, run: BindRun, answer: Answer) -> None:
+        left = len(run.ends) - answer.result.get("binds", len(run.ends))
         try:
-            self.answered_ahead(run, answer.result.get("binds", len(run.ends)), answer)
+            self.answered_ahead(run, len(run.ends) - left, answer)
         except Exception:
             log.exception("an answer to binds could not be taken")
+            run.answered(len(run.ends) - left)  # if this was not done
         if not run.ends:
             run.end()
             del self._sent[answer.id]
