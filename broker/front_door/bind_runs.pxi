@@ -24,7 +24,8 @@ cdef enum:
 # Binds ahead beyond which the next ones wait for the controller. It decides on so many in some
 # 30 ms, for which others may have to wait.
 UNANSWERED_MAX = C_UNANSWERED_MAX
-NEVER = -1
+NO_PIPE = -1
+NEVER = -1  # an epoch
 
 
 cdef class BindRuns:
@@ -39,7 +40,7 @@ cdef class BindRuns:
 
     def __init__(self):
         self.epoch = self.unanswered = 0
-        self.pipe = NEVER
+        self.pipe = NO_PIPE
         self.collected = []
         self.first = None
 
@@ -61,9 +62,10 @@ cdef class BindRun:
         runs.unanswered += len(ends)
 
     def go_on(self, around):
-        """Let more binds come. `around` returns the bytes of a message before and behind its key.
+        """Let more binds come.
 
-        They are asked for when the first comes. Those before begin with the length of the message.
+        `around` is called when the first of them comes. It returns the bytes of a message before
+        its key, which begin with its length, and the bytes behind the key.
         """
         self.epoch, self.around = self.runs.epoch, around
 
@@ -74,7 +76,7 @@ cdef class BindRun:
     def answered(self, Py_ssize_t count):
         """Take the first binds out of the run, and return them.
 
-        They are in the copy of the catalog.
+        The caller has put them into the copy of the catalog.
         """
         cdef list taken = self.ends[:count]
         del self.ends[:count]
@@ -112,6 +114,7 @@ cdef class BindRun:
             return False
         if self.head is None:
             self.head, self.tail = self.around()
+            self.around = None
         head, tail = PyBytes_GET_SIZE(self.head), PyBytes_GET_SIZE(self.tail)
         if head + 2 + size + tail > PIPE_BUF:
             return False

@@ -20,6 +20,7 @@ AT_ONCE_PASSES: int
 COMPANY_PASSES: int
 MUCH: int
 UNANSWERED_MAX: int
+NO_PIPE: int
 
 class MessageCounts:
     received: int

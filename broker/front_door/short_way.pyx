@@ -432,8 +432,8 @@ cdef class Inlet:
         if not nowait:
             memcpy(answer, BIND_OK, BIND_OK_BYTES)
             answer[1], answer[2] = number >> 8, number & 0xff
-            found = PyBytes_FromStringAndSize(<const char *> answer, BIND_OK_BYTES)
-            socket.output.add(found if ends is None else found * len(ends))
+            bind_ok = PyBytes_FromStringAndSize(<const char *> answer, BIND_OK_BYTES)
+            socket.output.add(bind_ok if ends is None else bind_ok * len(ends))
             socket.mark_dirty()
         return True
 

@@ -721,7 +721,7 @@ async def test_a_bind_within_a_message_is_refused_both_ways(parts: int) -> None:
     seen = []
     for short in (False, True):
         door = Door(short=short)
-        ahead = Ahead(door.line)
+        ahead = FakeBindsAhead(door.line)
         door.enter()
         said = [method(1, commands.Channel.Open())]
         said += [method(1, commands.Queue.Bind(0, "a", "direct", key)) for key in "jkl"]
@@ -730,7 +730,6 @@ async def test_a_bind_within_a_message_is_refused_both_ways(parts: int) -> None:
             door.run()
         assert len(ahead.bound) == 3 and len(ahead.all) == (2 if short else 3)
         seen.append(door.seen()["written"])
-        ahead.close()
     assert seen[0] == seen[1] and b"UNEXPECTED_FRAME" in seen[0][0][0]
 
 

@@ -21,8 +21,8 @@ from shardmq.broker.controller.decisions.decision import Decision
 from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.peers.binds_pipe import together
 from shardmq.broker.controller.peers.links import binds_in, take_messages
-from shardmq.broker.front_door.hot_state import UNANSWERED_MAX, BindRun, BindRuns
-from shardmq.broker.front_door.links.binds_pipe import NO_PIPE, around_key
+from shardmq.broker.front_door.hot_state import NO_PIPE, UNANSWERED_MAX, BindRun, BindRuns
+from shardmq.broker.front_door.links.binds_pipe import around_key
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.catalog_requests import Reply
 from shardmq.broker.front_door.links.control_stream import ControlStream
@@ -215,14 +215,14 @@ class World:
                 self.change(self.of_operator.popleft(), "", changes)
                 others = True
             elif of_door:
-                for ask, count in self.next_of(of_door):
+                for ask, parts in self.next_of(of_door):
                     is_ahead = in_force(ask)
                     if is_ahead and dice.random() < self.refusals:
                         code = 403
                     else:
                         code = self.change(ask.what, ME, changes)
                     others = others or not is_ahead or code != 0
-                    result = {"binds": count} if count else {}
+                    result = {"binds": parts} if parts else {}
                     answer = Answer(ask.id, code, "why" if code else "", result)
                     (ahead if is_ahead and self.answers_first else answers).append(answer)
         self.to_door.extend(ahead)

@@ -6,11 +6,10 @@ import asyncio
 import os
 from typing import Any
 
-from shardmq.broker.front_door.hot_state import BindRun, BindRuns
+from shardmq.broker.front_door.hot_state import NO_PIPE, BindRun, BindRuns
 from shardmq.broker.shared.control import Answer
 
 NOWHERE = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # takes all that is written
-NO_PIPE = -1
 
 
 class FakeBindsAhead:

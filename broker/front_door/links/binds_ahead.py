@@ -187,7 +187,7 @@ class BindsAhead:
         """Put bindings of a run from the `first` on in force, and return those that were not."""
         vhost = self._catalog().vhost(run.vhost)
         ends = run.ends[first:]
-        run.put_in += len(ends) - (run.put_in - first)
+        run.put_in = first + len(ends)
         if vhost is None:
             return []
         keys = vhost.bind_queue(run.source, run.queue, [key for _, _, key in ends])

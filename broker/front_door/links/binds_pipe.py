@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from shardmq.broker.front_door.hot_state import NO_PIPE
 from shardmq.broker.front_door.links.control_stream import HEAD_BYTES
 from shardmq.broker.shared.control import Ask, BindMany, binds_pipe
 
@@ -23,7 +24,6 @@ log = logging.getLogger("shardmq.broker.front_door.links.binds_pipe")
 # Room for as many binds as may be unanswered, if their names are not long. It is what Linux gives
 # to any user.
 PIPE_BYTES = 1 << 20
-NO_PIPE = -1
 
 
 class BindsPipe:

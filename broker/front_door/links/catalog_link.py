@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from shardmq.broker.front_door.hot_state import BindRun, BindRuns
+from shardmq.broker.front_door.hot_state import NO_PIPE, BindRun, BindRuns
 from shardmq.broker.front_door.links.binds_ahead import BindsAhead
-from shardmq.broker.front_door.links.binds_pipe import NO_PIPE, BindsPipe, around_key, new_pipe
+from shardmq.broker.front_door.links.binds_pipe import BindsPipe, around_key, new_pipe
 from shardmq.broker.front_door.links.catalog_requests import CatalogRequests, Reply
 from shardmq.broker.front_door.links.control_stream import ControlStream
 from shardmq.broker.model.catalog import Catalog
