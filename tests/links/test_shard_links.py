@@ -551,6 +551,29 @@ async def test_a_former_leader_that_does_not_end_is_heard_for_a_bounded_time(
     assert waits.log == ["lost"]
 
 
+async def test_a_shard_that_moves_twice_is_waited_for_anew(
+    moving: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_links, "HANDED_OVER_S_MAX", 0.0)
+    [first] = Session.made
+    first.say(wire.Hello(1, False, leaving=True))
+    moving.links.learn(0, "tcp://second")
+    first.ended()
+    monkeypatch.setattr(shard_links, "HANDED_OVER_S_MAX", 60.0)
+    [_, second] = Session.made
+    second.say(wire.Hello(2, True))
+    waits = moving.publish()
+    second.say(wire.Hello(2, False, leaving=True))
+    moving.links.learn(0, "tcp://third")
+    later = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.0, later.set_result, None)
+    await later  # the wait for the first would have been over
+    second.say(envelope.confirmed(*second.who, 1))
+    assert (waits.log, Session.made) == (["confirmed"], [first, second])
+    second.ended()
+    assert Session.made[2].address == "tcp://third"
+
+
 async def test_a_shard_that_was_not_handed_over_is_asked_at_its_next_place_at_once(
     moving: Pair,
 ) -> None:

@@ -183,12 +183,17 @@ class ShardLinks(LinksState):
         elif address == (HERE if link.dialer is None else link.dialer.address):
             self._moves.pop(shard, None)
             return
-        is_waited_for = shard in self._moves
+        way, is_waited_for = link.dialer or link.socket, shard in self._moves
+
+        def waited() -> None:
+            if way is (link.dialer or link.socket):  # else it has moved, and may move again
+                self._move(link)
+
         self._moves[shard] = address
         if not link.has_last_words or self._loop is None:
             self._move(link)
         elif not is_waited_for:
-            self._loop.call_later(HANDED_OVER_S_MAX, self._move, link)
+            self._loop.call_later(HANDED_OVER_S_MAX, waited)
 
     def _move(self, link: ShardLink) -> None:
         """Take the process of a shard for gone, and reach the shard at its next address, if any."""
