@@ -334,6 +334,17 @@ def test_an_heir_that_is_not_there_any_more_is_not_waited_for(end: str) -> None:
     assert (proposed.record.term, proposed.record.leader) == (4, "c")
 
 
+def test_another_heir_than_the_one_that_was_named_must_have_all_as_well() -> None:
+    leader = leading("a", "b", "c")
+    leader.greeted(hello("c", held=replace(HELD_B, copy="copy-c")), Position(2, 0), 0, 0.0)
+    leader.sync_begun(1, 0.0)
+    leader.sync_done(1)
+    assert leader.hand_over("b", 0.1) == [], "b is not connected, and c does not have all"
+    [proposed, *_] = leader.heard("c", Ack(1, 3, 1), 0.2)
+    assert isinstance(proposed, Propose)
+    assert proposed.record.leader == "c"
+
+
 def test_a_leader_stays_in_the_set_if_its_heir_could_confirm_nothing_without_it() -> None:
     leader = leading("a", "b", settings=Settings(min_in_sync=2))
     leader.greeted(hello(), Position(2, 0), 0, 0.0)
