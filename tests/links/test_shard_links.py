@@ -603,9 +603,11 @@ async def test_a_shard_is_not_reached_at_a_next_place_that_is_old_news(
     assert Session.made == [first] and first.is_closed == (news != "it stays")
 
 
-async def test_a_shard_of_this_node_that_is_handed_over_is_heard_until_it_has_ended(
+@pytest.fixture
+async def moving_from_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> AsyncIterator[tuple[Pair, list[Waits]]]:
+    """Yield links to a shard of this node, which has two publishes of these, and hands over."""
     monkeypatch.setattr(Session, "made", [], raising=False)
     monkeypatch.setattr(shard_links, "Dialer", Session)
     public, secret = (key.decode() for key in zmq.curve_keypair())
@@ -615,17 +617,37 @@ async def test_a_shard_of_this_node_that_is_handed_over_is_heard_until_it_has_en
     )  # fmt: skip
     shard, heard = FakeShard(tmp_path, 0), Heard()
     links = ShardLinks(config, 99, heard)
+    pair = Pair(links, heard, [shard])
     starting = asyncio.create_task(links.start())
     await shard.greet()
     await asyncio.wait_for(starting, 60)
-    first, second = (Pair(links, heard, [shard]).publish() for _ in range(2))
+    waits = [pair.publish() for _ in range(2)]
     await shard.say(wire.Hello(1, False, leaving=True))
     heads = [(await shard.receive())[0].kind for _ in range(3)]
     assert heads == [wire.PUBLISH, wire.PUBLISH, wire.CONTROL]
     links.learn(0, "tcp://second")
     assert Session.made == []
+    yield pair, waits
+    links.stop()
+
+
+async def test_a_shard_of_this_node_that_is_handed_over_is_heard_until_it_has_ended(
+    moving_from_here: tuple[Pair, list[Waits]],
+) -> None:
+    pair, [first, second] = moving_from_here
+    [shard] = pair.shards
     await shard.send(lambda *who: envelope.confirmed(*who, 1))
     shard.close()
-    await heard.until(lambda: Session.made)
+    await pair.heard.until(lambda: Session.made)
     assert (first.log, second.log) == (["confirmed"], ["lost"])
-    links.stop()
+
+
+async def test_a_shard_of_this_node_that_is_forgotten_leaves_nothing_open(
+    moving_from_here: tuple[Pair, list[Waits]],
+) -> None:
+    """The front door could not end else."""
+    pair, [first, second] = moving_from_here
+    pair.links.forget_shard(0)
+    assert (first.log, second.log) == (["lost"], ["lost"])
+    assert pair.links.links[0].socket is None
+    pair.shards[0].close()

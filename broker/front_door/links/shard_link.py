@@ -240,12 +240,9 @@ class ShardLink(LinkState):
         if loop is not None:
             self.ended(self.epoch)
 
-    def leave(self) -> None:
+    def leave(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Give up a shard that is not there any more, and what waits for it."""
-        if self.dialer is not None:
-            self.dialer.close()
-            self.dialer = None
-        self.session_ended()
+        self.move(loop)
         self._lose_unsent()
 
     def close(self, loop: asyncio.AbstractEventLoop | None, linger_ms: int) -> None:

@@ -222,11 +222,12 @@ class ShardLinks(LinksState):
             link.join(self.endpoint)
 
     def forget_shard(self, shard: int) -> None:
-        """Take a shard of another node for gone, for good or until it is learnt of again."""
+        """Take a shard for gone, for good or until it is learnt of again."""
         link = self.links[shard]
         self._moves.pop(shard, None)
         self.known.remove(link)
-        link.leave()
+        self.inbox.close_lane(link)
+        link.leave(self._loop)
 
     def stop(self) -> None:
         self._moves.clear()
