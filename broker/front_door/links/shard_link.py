@@ -31,8 +31,8 @@ log = logging.getLogger("shardmq.broker.front_door.links.shard_link")
 # The last words of a shard arrive on another connection than the one whose end is noticed. Confirms
 # among them still count.
 LAST_WORDS_S = 0.05
-# The session to a shard that is handed over ends behind the last confirms. They come by another way
-# than the news of who leads next, which wait for the end of the session so long.
+# The session to a shard that is handed over ends behind the last confirms. The news of who leads
+# next come by another way, and wait so long for the end of the session.
 HANDED_OVER_S_MAX = 0.5
 # Publishes that want a confirm wait this long for a shard that is away; then they are nacked.
 AWAY_S_MAX = 2.0
