@@ -303,7 +303,7 @@ class Wait(enum.Enum):
     OWN_DISK = 1
     MORE_MEMBERS = 2  # the in-sync set is too small
     MEMBERS = 3  # one of the in-sync set has not answered
-    ENDED_MEMBERS = 4  # all others of the in-sync set have ended in order, and none is back
+    ENDED_MEMBERS = 4  # all others of the in-sync set have ended in order, and nobody follows
 
 
 class Leader:
@@ -519,7 +519,8 @@ class Leader:
         if min(self._local, default=self._last_sync + 1) <= self._syncs[0][0]:
             return Wait.OWN_DISK
         members = self.members()
-        if members and members <= self._ended:
+        # A node that follows, and is no member yet, may become one, and lead next.
+        if members and members <= self._ended and not self.peers:
             return Wait.ENDED_MEMBERS
         return Wait.MEMBERS if self.are_enough() else Wait.MORE_MEMBERS
 

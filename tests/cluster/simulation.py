@@ -35,6 +35,7 @@ from shardmq.cluster.rules import (
     Record,
     Settings,
     Swap,
+    Wait,
 )
 
 SETTINGS = Settings(
@@ -784,6 +785,27 @@ class World:
         if isinstance(node.role, Follower) and not node.is_frozen:
             self.act(node, node.role.leave())
             self.after(0.0, 0.1, self.in_life(node, lambda: self.fault_kill(node)))
+
+    def fault_end_of_all(self, node: Node) -> None:
+        """End all nodes in order at nearly the same time. They come back soon."""
+        until = self.now + 1.0
+        for each in self.nodes.values():
+            self.after(0.0, 0.3, self.in_life(each, partial(self.end_in_order, each, until)))
+
+    def end_in_order(self, node: Node, until: float) -> None:
+        """End a node; one that leads waits for its last syncs until then, or for nobody any more.
+
+        What it has not confirmed then is not confirmed.
+        """
+        if isinstance(node.role, Follower):
+            self.fault_leave(node)
+        elif isinstance(node.role, Leader):
+            ends = self.now >= until or node.role.waits_for() in (None, Wait.ENDED_MEMBERS)
+            if ends:
+                self.fault_kill(node)
+            else:
+                again = self.in_life(node, partial(self.end_in_order, node, until))
+                self.after(0.02, 0.1, again)
 
     def all_over(self) -> None:
         self.say("all faults are over")

@@ -20,6 +20,7 @@ from shardmq.cluster.rules import (
     Lead,
     Leader,
     Leaving,
+    PeerState,
     Position,
     Propose,
     Read,
@@ -221,6 +222,21 @@ def test_a_leader_knows_when_all_that_it_waits_for_have_ended_in_order() -> None
     assert leader.waits_for() is Wait.ENDED_MEMBERS, "it waits for the oldest"
     leader.greeted(hello("c", session=3), Position(2, 0), 0, 0.6)
     assert leader.waits_for() is not Wait.ENDED_MEMBERS, "c is back"
+
+
+def test_a_leader_whose_members_have_ended_waits_for_a_node_that_may_become_one() -> None:
+    leader = leading("a", "b", settings=Settings(min_in_sync=2))
+    leader.sync_begun(1, 0.0)
+    leader.sync_done(1)
+    leader.greeted(hello("b"), Position(2, 0), 0, 0.0)
+    leader.heard("b", Leaving(1, 3), 0.1)
+    leader.disconnected("b", 1, 0.1)
+    assert leader.waits_for() is Wait.ENDED_MEMBERS
+    leader.greeted(hello("c", None, session=2), Position(2, 0), 0, 0.2)
+    assert leader.peers["c"].state is PeerState.COMPARING
+    assert leader.waits_for() is Wait.MEMBERS, "c can be the heir, if b is taken out"
+    leader.heard("c", Leaving(2, 3), 0.3)
+    assert leader.waits_for() is Wait.ENDED_MEMBERS
 
 
 def test_a_follower_that_ends_says_so_once() -> None:
