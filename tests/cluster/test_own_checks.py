@@ -16,12 +16,14 @@ from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.node_checks import CHECKS, NodeState
 from shardmq.broker.controller.node_facts import NodeFacts, OwnShard, own_doors, own_shards
+from shardmq.broker.controller.nodes import own_checks
 from shardmq.broker.controller.nodes.own_checks import OwnChecks
 from shardmq.broker.controller.nodes.request_head import RequestHead
 from tests.cluster.test_streams_elsewhere import Relayed
 
 BEGIN = "/api/health/checks"
 PATIENCE_S = 30.0
+REST_SEEN_S = 6.0  # REST_S_MAX, on a machine with other work
 FACTS = NodeFacts([], {"amqp": ["10.0.0.1:5672"]}, 1, 2, 3, 4, "", 5, 6, "", [])
 WELL = NodeState("shardmq@b", True, [FACTS], [], [OwnShard(3, True, "")], 1)
 PARTS = {"port": "5672", "protocol": "amqp", "within": "1", "unit": "weeks"}
@@ -148,6 +150,24 @@ async def test_who_asks_must_log_in_as_the_copy_of_the_users_says(node: Node) ->
         assert (await asked(at, path, "another"))[0] == 200, "the users before"
         (node.directory / "users.json").unlink()
         assert (await asked(at, path, "another"))[0] == 0, "the leader knows who may log in"
+
+
+async def test_calls_whose_body_does_not_come_are_bounded(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_checks, "CALLS_MAX", 2)
+    path = f"{BEGIN}/is-in-service"
+    async with node.listening() as at, asyncio.timeout(PATIENCE_S):
+        calling = [await asyncio.open_connection(*at) for _ in range(2)]
+        for reader, writer in calling:
+            head = f"GET {path} HTTP/1.1\r\nHost: {at[0]}\r\nContent-Length: 9\r\n\r\n"
+            writer.write(head.encode())
+            assert (await reader.readline()).split()[1] == b"401"
+        assert (await asked(at, path))[0] == 0, "the leader has this one"
+        async with asyncio.timeout(REST_SEEN_S):
+            for reader, _ in calling:
+                await reader.read()
+        assert (await asked(at, path))[0] == 200
 
 
 def test_a_node_knows_which_of_its_shards_serve() -> None:

@@ -28,6 +28,11 @@ from shardmq.broker.shared.logins import Logins
 
 METHODS: Final = ("GET", "HEAD")
 SHUTDOWN_S_MAX: Final = 2.0
+# Anybody can ask without a login. Calls beyond so many at a time go to the leader, by the relay,
+# which has a bound of its own.
+CALLS_MAX: Final = 256
+# The rest of a request is awaited for so long, although nobody reads it.
+REST_S_MAX: Final = 1.0
 PART: Final = re.compile(r"\{(\w+)\}")
 # The paths of CHECKS, of which each may end with a slash.
 PATHS: Final = re.compile("|".join(f"{PART.sub('[^/]+', path)}/?" for path in CHECKS))
@@ -70,7 +75,11 @@ class OwnChecks:
             for each in (route, f"{route}/"):
                 app.router.add_get(each, partial(self._answer, check))  # HEAD, too
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, **http_connections.SERVER
+            app,
+            access_log=None,
+            shutdown_timeout=SHUTDOWN_S_MAX,
+            lingering_time=REST_S_MAX,
+            **http_connections.SERVER,
         )
 
     async def start(self) -> None:
@@ -88,8 +97,9 @@ class OwnChecks:
         is_own = PATHS.fullmatch(path) is not None
         if not is_own or (b"\r\nauthorization:" in head.lower() and not self._login.users):
             return None
-        assert self._runner.server is not None, "the runner is set up"
-        return self._runner.server()
+        server = self._runner.server
+        assert server is not None, "the runner is set up"
+        return server() if len(server.connections) < CALLS_MAX else None
 
     async def _answer(self, check: Check, request: web.Request) -> web.StreamResponse:
         check_host(self._login, request)
