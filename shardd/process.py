@@ -107,13 +107,13 @@ def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
         signals.stopping = lambda: seat.leave_within(LAST_SYNCS_S_MAX)
         if signals.stop:
             signals.stopping()
-    status = 0
+    status, why = 0, ""
     try:
         server.begin()
         while not signals.stop and not ends:
             server.turn(server.links.wait(server.wait_ms()))
         if seat is not None and seat.over:
-            status = FAILED if seat.failure is not None else notify.DEPOSED
+            status, why = FAILED if seat.failure is not None else notify.DEPOSED, seat.over
         else:
             if signals.stop or not gives:
                 notify.stopping()
@@ -126,13 +126,13 @@ def _serve(config: ShardConfig, signals: Signals, seat: Copied | None) -> int:
             is_drained = True
     except Exception as error:
         if seat is not None and seat.is_deposed(error):
-            status = notify.DEPOSED
+            status, why = notify.DEPOSED, repr(error)
         else:
             status = server.break_off(error)
     if status == notify.DEPOSED and signals.stop:
         status = 0  # nobody starts this process again, so it has no other role to play
         if not is_drained:
-            log.info("ends without the last syncs of other nodes, which end as well or lead")
+            log.info("ends without the last syncs of other nodes, which end or lead: %s", why)
     elif status == notify.DEPOSED and not is_drained:
         log.warning("another node leads this shard")
     server.close()

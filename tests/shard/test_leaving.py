@@ -15,9 +15,10 @@ from shardmq.supervisor import notify
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_who_begins_to_lead_is_not_held_by_the_syncs_of_nodes_that_are_gone(
-    monkeypatch: pytest.MonkeyPatch, when: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     """Its first syncs are in the thread that would look at signals otherwise."""
+    caplog.set_level("INFO")
     left, bounds = list[float](), list[float]()
     signals: Any = SimpleNamespace(stop=when == "before", fd=-1, stopping=lambda: None)
     seat: Any = SimpleNamespace(
@@ -36,6 +37,7 @@ def test_who_begins_to_lead_is_not_held_by_the_syncs_of_nodes_that_are_gone(
     config: Any = None
     assert process._serve(config, signals, seat) == 0, "it was told to stop, and did"
     assert bounds == [process.LAST_SYNCS_S_MAX]
+    assert caplog.messages[-1].endswith("Deposed('it was stopped')"), "a disk may have failed"
 
 
 @pytest.mark.parametrize(
