@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -18,11 +19,13 @@ from shardmq.broker.controller.node_checks import CHECKS, NodeState
 from shardmq.broker.controller.node_facts import NodeFacts, OwnShard, own_doors, own_shards
 from shardmq.broker.controller.nodes import own_checks
 from shardmq.broker.controller.nodes.own_checks import OwnChecks
+from shardmq.broker.controller.nodes.own_users import OwnUsers
 from shardmq.broker.controller.nodes.request_head import RequestHead
 from tests.cluster.test_streams_elsewhere import Relayed
 
 BEGIN = "/api/health/checks"
 PATIENCE_S = 30.0
+SERVED_AND_FOUND = 2  # the looks at the users until a login has found its user
 REST_SEEN_S = 6.0  # REST_S_MAX, on a machine with other work
 FACTS = NodeFacts([], {"amqp": ["10.0.0.1:5672"]}, 1, 2, 3, 4, "", 5, 6, "", [])
 WELL = NodeState("shardmq@b", True, [FACTS], [], [OwnShard(3, True, "")], 1)
@@ -150,6 +153,16 @@ async def test_who_asks_must_log_in_as_the_copy_of_the_users_says(node: Node) ->
         assert (await asked(at, path, "another"))[0] == 200, "the users before"
         (node.directory / "users.json").unlink()
         assert (await asked(at, path, "another"))[0] == 0, "the leader knows who may log in"
+
+
+async def test_a_user_who_is_deleted_during_a_login_gets_an_answer(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, looks = OwnUsers.now(OwnUsers(str(node.directory))), itertools.count()
+    monkeypatch.setattr(OwnUsers, "now", lambda _: known if next(looks) < SERVED_AND_FOUND else {})
+    async with node.listening() as at:
+        assert (await asked(at, f"{BEGIN}/is-in-service"))[0] == 200
+        assert (await asked(at, f"{BEGIN}/is-in-service"))[0] == 0
 
 
 async def test_calls_whose_body_does_not_come_are_bounded(

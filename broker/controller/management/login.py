@@ -93,8 +93,8 @@ async def user_of(context: LoginContext, request: web.Request) -> UserPut:
         wrong = context.logins.at_once(user, name, password, address, now)
     except TakesLong:
         wrong = await context.logins.slowly(user, name, password, address, now)
-        if name not in context.users:  # it may have been deleted meanwhile
-            wrong = wrong or WRONG
+        user = context.users.get(name)  # as it is now; it may have been deleted meanwhile
+        wrong = wrong or ("" if user is not None else WRONG)
     if wrong:
         context.http_logins.failed += 1
         if wrong not in UNSEEN:
@@ -106,7 +106,8 @@ async def user_of(context: LoginContext, request: web.Request) -> UserPut:
         context.http_logins.failed += 1
         raise not_authorised(f"User '{name}' can only connect via localhost")
     context.http_logins.succeeded += 1
-    return context.users[name]
+    assert user is not None, "nobody has a right password"
+    return user
 
 
 def check_host(context: LoginContext, request: web.Request) -> None:
