@@ -121,6 +121,7 @@ def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def why_out_of_service(node: NodeState) -> str | None:
+    """Return why a node serves no clients, None if it does."""
     if not node.is_alive:
         return "nodedown"  # as RabbitMQ says
     not_ready = [shard.number for shard in node.shards if not shard.ready]

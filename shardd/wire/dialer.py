@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 # process of a peer has a higher incarnation than all sessions of this one.
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 2.0
 # ZeroMQ is never to connect again. If it is told so (-1), it throws away what it has received, and
-# nobody has taken, when a connection ends. So ZeroMQ is told to wait for a day, and a session is over
-# before.
+# nobody has taken, when a connection ends. So ZeroMQ is told to wait for a day, and a session is
+# over before.
 RECONNECT_MS = 24 * 3600 * 1000
 ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 

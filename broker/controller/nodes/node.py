@@ -160,7 +160,6 @@ class Node:
             lambda shard: owners.get(shard) == cluster.number,
             self._elsewhere,
         )
-
         self._facts = OwnFacts(lambda: self._config, self._etcd_silent_s)
         self._checks = OwnChecks(lambda: self._config, self._state)
 
