@@ -202,7 +202,7 @@ class Door:
         """Let the process of a shard be followed by another one."""
         link = self.links.links[shard]
         if link.epoch:
-            link.away_since = 0.0
+            link.away_since, link.has_last_words = 0.0, True
             link.ended(link.epoch)
         self.loop.receiving()
         link.begin(link.epoch + 1, 1)

@@ -113,8 +113,9 @@ class Links(ShardLinks):
         self.links[shard].join(self.endpoint)
 
     def end(self, shard: int) -> None:
-        self.links[shard].away_since = 0.0
-        self.links[shard].ended(self.links[shard].epoch)
+        link = self.links[shard]
+        link.away_since, link.has_last_words = 0.0, True
+        link.ended(link.epoch)
 
     def close(self) -> None:
         self.inbox.close()
