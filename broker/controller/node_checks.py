@@ -72,7 +72,7 @@ class ShardState(Protocol):
 
 
 class NodeState(NamedTuple):
-    """What checks look at.
+    """The facts about a node that its checks look at.
 
     name: that of the node; "" without a cluster.
     facts: those that the node has told; none if it has not.

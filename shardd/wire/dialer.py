@@ -153,7 +153,9 @@ class Dialer:
 
     def _end(self) -> None:
         # The value of this option is an int.
-        while self._socket is not None and self._socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator]
+        while self._socket is not None:
+            if not self._socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator]
+                break
             self._heard()  # the last words
         self._give_up()
 

@@ -577,7 +577,7 @@ async def test_a_shard_that_moves_twice_is_waited_for_anew(
 async def test_a_shard_that_was_not_handed_over_is_asked_at_its_next_place_at_once(
     moving: Pair,
 ) -> None:
-    """Its former process may stand still, and answer what was true before."""
+    """A process that stands still might answer later what was true before."""
     [first], waits = Session.made, moving.publish()
     moving.links.learn(0, "tcp://second")
     assert (waits.log, first.is_closed, len(Session.made)) == (["lost"], True, 2)

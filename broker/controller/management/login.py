@@ -41,7 +41,7 @@ class LoginCounts:
 
 
 class LoginContext(Protocol):
-    """What a login needs to know."""
+    """The facts about a process that a login depends on."""
 
     @property
     def config(self) -> ControllerConfig: ...

@@ -39,7 +39,7 @@ PATHS: Final = re.compile("|".join(f"{PART.sub('[^/]+', path)}/?" for path in CH
 
 
 class Login:
-    """What a login at this node needs to know."""
+    """The facts about a node that does not lead, for the logins of its checks."""
 
     def __init__(self, config: Callable[[], ControllerConfig]) -> None:
         self._config = config
