@@ -218,10 +218,11 @@ cdef class Pace:
     cdef object _clock, _busy
 
     cdef double wait(self) except? -1
+    cdef bint may_wait(self) noexcept
     cdef double next(self, double now, double busy) noexcept
     cpdef read_by(self, unsigned int client)
     cpdef came(self, unsigned long long things)
-    cpdef was_large(self)
+    cpdef worth_a_pass(self)
 
 
 cdef class Reads:

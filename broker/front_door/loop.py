@@ -123,7 +123,7 @@ class PassLoop(PassState):
 
     def read_was_large(self, full: bool) -> None:
         """Note a read that is worth a pass; `full` says that there is more where it came from."""
-        self.pace.was_large()
+        self.pace.worth_a_pass()
         if full:
             self.reads.full += 1
         else:

@@ -6,7 +6,8 @@ distance is short as long as small passes leave most of the processor to others,
 when they do not. A client that sends rarely never waits. Neither does a client that sends one
 message and waits for its answer: nothing would join that message, however long it waited. Nor does
 a client that is the only one to send, unless it sends much: then larger batches take far less of
-the processor than smaller ones, and without them only its latency counts.
+the processor than smaller ones, and without them only its latency counts. Nor does a client that
+the front door answers by itself: no batch would become larger.
 
 Times are in seconds. `now` is of one clock, `busy` is the processor time that this thread has had.
 tests/reference/pace.py is the same in plain Python.
@@ -65,12 +66,12 @@ cdef class Pace:
     cdef double wait(self) except? -1:
         """Return how long the pass that begins now should sleep before.
 
-        To ask the kernel how busy the thread was takes longer than the rest, so only a pass that is
-        near the one before asks.
+        To ask the kernel how busy the thread was takes longer than the rest, so a pass asks only if
+        it is near the one before, and may wait.
         """
         cdef double now = seconds(CLOCK_MONOTONIC) if self._clock is None else self._clock()
         cdef double busy = UNKNOWN
-        if now - self._last_pass < self._tick_s:
+        if now - self._last_pass < self._tick_s and self.may_wait():
             busy = seconds(CLOCK_THREAD_CPUTIME_ID) if self._busy is None else self._busy()
         return self.next(now, busy)
 
@@ -82,9 +83,13 @@ cdef class Pace:
         """
         return self.next(now, UNKNOWN if busy is None else busy)
 
+    cdef bint may_wait(self) noexcept:
+        """Return whether what the pass before had may be joined by more."""
+        return self._company > 0 or self._came >= C_MUCH
+
     cdef double next(self, double now, double busy) noexcept:
         cdef double wait = 0.0
-        cdef bint may_wait = self._company > 0 or self._came >= C_MUCH
+        cdef bint may_wait = self.may_wait()
         if self._waited:
             self._alone = self._alone + 1 if self._came <= 1 else 0
             self._at_once = C_AT_ONCE_PASSES if self._alone >= C_ALONE_PASSES else 0
@@ -114,8 +119,11 @@ cdef class Pace:
         """Note how many publishes, acks and methods a read of this pass had."""
         self._came += things
 
-    cpdef was_large(self):
-        """Note that a read of this pass was worth a pass of its own."""
+    cpdef worth_a_pass(self):
+        """Note that a read of this pass was worth a pass of its own.
+
+        It was large, or the front door has answered it, and its client waits for the answer.
+        """
         self._small_reads = False
 
 

@@ -55,6 +55,7 @@ cdef class Inlet:
     cdef bint is_plain(self)
     cdef int take_plain(self, const uint8_t *base, size_t end) except -1
     cdef int take_bytes(self, const uint8_t *base, size_t end) except -1
+    cdef int answer(self, bytes frames) except -1
     cdef size_t publish(self, const uint8_t *base, Row *rows, size_t count, size_t behind) except? 0
     cdef int note(
         self, PublishingState channel, ConfirmsState confirms, Row *rows, size_t count

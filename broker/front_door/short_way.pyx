@@ -390,9 +390,16 @@ cdef class Inlet:
         position[0] += taken
         self.way.counts.channels_opened += self.amqp.opened
         self.amqp.opened = 0
-        socket.output.add(answer)
-        socket.mark_dirty()
+        self.answer(answer)
         return True
+
+    cdef int answer(self, bytes frames) except -1:
+        """Answer the client, which may send nothing more until it has the answer."""
+        cdef SocketState socket = self.socket
+        socket.output.add(frames)
+        socket.mark_dirty()
+        socket.loop.pace.worth_a_pass()
+        return 0
 
     cdef bint bind(self, const uint8_t *base, size_t *position, size_t end) except -1:
         """Have binds put in force that need not wait for an answer, and answer them.
@@ -433,8 +440,7 @@ cdef class Inlet:
             memcpy(answer, BIND_OK, BIND_OK_BYTES)
             answer[1], answer[2] = number >> 8, number & 0xff
             bind_ok = PyBytes_FromStringAndSize(<const char *> answer, BIND_OK_BYTES)
-            socket.output.add(bind_ok if ends is None else bind_ok * len(ends))
-            socket.mark_dirty()
+            self.answer(bind_ok if ends is None else bind_ok * len(ends))
         return True
 
     cdef bint go_on_binding(self, const uint8_t *p, size_t size, uint32_t number) except -1:

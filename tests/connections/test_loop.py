@@ -152,7 +152,7 @@ def test_a_pass_comes_at_once_behind_much_work(why: str) -> None:
     made.loop.begin_pass()  # a pass alone, which does not ask how busy the thread is
     made.aio.run()
     made.loop.begin_pass()
-    made.loop.read_was_large(full=False) if why == "large read" else made.loop.pace.was_large()
+    made.loop.read_was_large(full=False) if why == "large read" else made.loop.pace.worth_a_pass()
     made.aio.run()
     made.loop.begin_pass()
     assert made.shards.heard_for == []

@@ -61,7 +61,7 @@ def test_small_passes_that_take_little_wait_for_as_little() -> None:
 def test_a_large_read_is_not_held_up() -> None:
     pace = shared()
     pace.distance(1.0, MUCH)
-    pace.was_large()
+    pace.worth_a_pass()
     assert pace.distance(1.0 + TICK / 4, 2 * MUCH) <= 0
 
 
@@ -163,8 +163,8 @@ def test_the_compiled_pace_is_the_one_in_plain_python(seed: int) -> None:
         model.came(things)
         compiled.came(things)
         if rng.random() < 0.1:
-            model.was_large()
-            compiled.was_large()
+            model.worth_a_pass()
+            compiled.worth_a_pass()
         full, short, held = rng.random() < 0.7, rng.random() < 0.1, rng.random() < 0.8
         for each in reads:
             each.full += full

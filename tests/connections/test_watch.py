@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from pamqp import commands
 
 from shardmq.broker.front_door.connection.output import OUT_BYTES_MAX
 from shardmq.broker.front_door.connection.socket import PAUSE_ALARM, PAUSE_OUTPUT
+from shardmq.broker.front_door.hot_state import Pace
+from shardmq.broker.front_door.loop import PassLoop
 from shardmq.shardd.wire import envelope
 from tests.amqp.bytes_of import method, publish
 from tests.connections.door_play import SHARDS
@@ -214,6 +217,31 @@ async def test_a_client_that_ends_is_forgotten_and_its_descriptor_may_be_another
     assert door.entered[at].socket.lost and door.clients[at].is_closed
     again = enter(door)
     assert door.clients[again].near.fileno() == fd and is_watched(door, again)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_kept"),
+    [
+        pytest.param([b"".join(publish(1, "", "a", b"x"))], True, id="publishes"),
+        pytest.param(
+            [method(2, commands.Channel.Open()), method(2, commands.Channel.Close(200, "", 0, 0))],
+            False,
+            id="answers",
+        ),
+    ],
+)
+async def test_passes_keep_a_distance_for_publishes_and_not_for_what_is_answered_here(
+    door: Wired, monkeypatch: pytest.MonkeyPatch, said: list[bytes], is_kept: bool
+) -> None:
+    clients, waits = [enter(door), enter(door)], []
+    monkeypatch.setattr(PassLoop, "keep_distance", lambda self, seconds: waits.append(seconds))
+    clock, busy = count(1.0, 0.0001), count(1.0, 0.0001)
+    door.loop.pace = Pace(0.001, lambda: next(clock), lambda: next(busy))
+    for frames in said * 4:
+        for at in clients:
+            door.read(at, frames)
+            door.run()
+    assert bool(waits) == is_kept
 
 
 class Looks:

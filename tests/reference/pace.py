@@ -65,7 +65,7 @@ class Pace:
         """Note how many publishes, acks and methods a read of this pass had."""
         self._came += things
 
-    def was_large(self) -> None:
+    def worth_a_pass(self) -> None:
         """Note that a read of this pass was worth a pass of its own."""
         self._small_reads = False
 

@@ -259,7 +259,7 @@ class ClientSocket(SocketState):
         """
         self.amqp.keep_unread()
         self.pause(PAUSE_SLICE)
-        self.loop.pace.was_large()
+        self.loop.pace.worth_a_pass()
         self._schedule_slice()
 
     def _schedule_slice(self) -> None:
