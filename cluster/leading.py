@@ -354,7 +354,7 @@ class LeaderOfCopies:
                         work = self.sender.stream(session)
                     else:
                         work = self._comparing.bring_up(session)
-                    session.tasks.append(asyncio.create_task(work))
+                    session.begin(work)
                 case rules.Cut():
                     log.warning("copies: %s is cut off: %s", effect.node, effect.why)
                     if (session := self._sessions.pop(effect.node, None)) is not None:

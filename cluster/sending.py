@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -38,7 +39,7 @@ class Session:
         self.more = asyncio.Event()  # `has_more` sets it
         self.has_all = False  # what is new can be sent at once, and `more` is waited for
         self.wanted: asyncio.Future[frames.Want] = asyncio.get_running_loop().create_future()
-        self.tasks: list[asyncio.Task[None]] = []
+        self._work: asyncio.Task[None] | None = None
 
     @property
     def is_clear(self) -> bool:
@@ -65,9 +66,22 @@ class Session:
         if not self.wanted.done():
             self.wanted.set_result(message)
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work for the follower until the session ends; it ends with work that fails.
+
+        Else the follower would wait for ever: its pings are answered, and nothing else comes.
+        """
+        self._work = asyncio.create_task(work)
+        self._work.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("copies: the work for %s has failed", self.node, exc_info=error)
+            self.stream.close()
+
     def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
+        if self._work is not None:
+            self._work.cancel()
         self.stream.close()
 
 

@@ -28,6 +28,7 @@ from shardmq.broker.model.changes import (
 from shardmq.broker.model.encrypted import is_encrypted
 from shardmq.broker.model.federation import UPSTREAM
 from shardmq.cluster import frames
+from shardmq.cluster.comparing import Comparing
 from shardmq.cluster.following import FRAMES_WAITING_MAX, FollowerOfCopies
 from shardmq.cluster.leading import UNSENT_BYTES_MAX, LeaderOfCopies
 from shardmq.cluster.operations import CopiedDirectory
@@ -372,6 +373,49 @@ async def test_a_comparison_may_take_longer_than_pings_find_room(
     await world.until(is_enough.is_set)
     await world.in_sync("a", "b")
     assert len(begun_comparisons) == 1
+
+
+async def test_a_comparison_that_fails_at_the_leader_is_begun_again(
+    world: CopiesWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the follower would answer pings for ever, and wait for what does not come."""
+    read, failures = Comparing._read_piece, [MemoryError("nobody foresaw this")]
+
+    def fails_once(comparing: Comparing, *what: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return read(comparing, *what)
+
+    monkeypatch.setattr(Comparing, "_read_piece", fails_once)
+    a, b = (world.node(name, tmp_path / name) for name in "ab")
+    a.start()
+    await Kept(await world.leader(), a).load()
+    b.start()
+    await world.in_sync("a", "b")
+    assert not failures
+    assert content(a) == content(b)
+
+
+async def test_a_follower_needs_no_further_change_to_come_in_sync(
+    world: CopiesWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let the last change come during the comparison."""
+    compare, loop = CopiedDirectory.compare, asyncio.get_running_loop()
+    kept: Kept
+
+    def changed_meanwhile(directory: CopiedDirectory, *what: Any) -> Any:
+        change = kept.write(QueuePut("/", "q", 1, 0))
+        asyncio.run_coroutine_threadsafe(change, loop).result(PATIENCE_S)
+        return compare(directory, *what)
+
+    monkeypatch.setattr(CopiedDirectory, "compare", changed_meanwhile)
+    a, b = (world.node(name, tmp_path / name) for name in "ab")
+    a.start()
+    kept = await Kept(await world.leader(), a).load()
+    await kept.write(VhostPut("/"))
+    b.start()
+    await world.in_sync("a", "b")
+    assert content(a) == content(b)
 
 
 async def test_a_hand_over_loses_nothing_and_needs_no_comparison_of_the_heir(
