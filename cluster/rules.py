@@ -927,7 +927,7 @@ class Follower:
         self._heard_at = max(self._heard_at, now)
 
     def synced(self, copy: str, position: Position, *, is_of_all: bool = False) -> Effects:
-        """Take that all syncs of this copy up to there are done.
+        """Take that all syncs of this copy up to there are done. The caller tells them in order.
 
         is_of_all: All files were synced. What a comparison brought is on stable storage only then,
             so until the copy is whole no other sync counts.

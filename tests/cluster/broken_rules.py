@@ -196,6 +196,13 @@ class JoinsBehind(Leader):
         )
 
 
+class TakesInWhileItWrites(Leader):
+    """Puts a follower into the set only while a sync waits to be confirmed."""
+
+    def _may_join(self, peer: Peer) -> bool:
+        return super()._may_join(peer) and bool(self._syncs)
+
+
 class CountsByTheSettings(Leader):
     """Takes the numbers of the settings for a shard that has its own."""
 
@@ -258,6 +265,7 @@ BROKEN: tuple[Any, ...] = (
     TrustsTheClock,
     ToleratesGaps,
     JoinsBehind,
+    TakesInWhileItWrites,
     CountsByTheSettings,
     ForgetsItsProposal,
     ComparesMembers,
