@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { h, fill } from "./dom.js";
+import { whenReleased } from "./press.js";
 
 const RETRY_MS = 3_000;
 
@@ -36,8 +37,12 @@ export class Page {
     if (heading.textContent !== title) heading.textContent = title;
   }
 
-  get(where, query) {
-    return api.get(where, { query, signal: this.signal });
+  /** Return the answer as soon as it may be drawn: nothing moves below a pointer that is pressed. */
+  async get(where, query) {
+    const found = await api.get(where, { query, signal: this.signal });
+    await whenReleased();
+    this.signal.throwIfAborted();
+    return found;
   }
 
   /**
@@ -57,7 +62,7 @@ export class Page {
       let waitMs = everyMs;
       try {
         if (!document.hidden) await ask();
-        this.onTrouble(null);
+        if (!this.signal.aborted) this.onTrouble(null);
       } catch (error) {
         if (this.signal.aborted) return;
         if (!(error instanceof api.ApiError)) throw error;

@@ -1,0 +1,174 @@
+"""Test that nothing a person does is lost or undone by an answer that comes meanwhile or late.
+
+Tests hold answers of the HTTP API back, or make them up, and let them arrive at a moment of their
+choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pika
+import pytest
+
+from tests.support.real_broker import RealBroker, wait_until
+from tests.web import visits
+from tests.web.visits import Page, Visit, ask, expect, make, titled
+
+browser, visit, pytestmark = visits.browser, visits.visit, visits.needs_chromium
+
+CONSUMERS = {"bills": 5, "mails": 9, "parcels": 7}  # the prefetch of the consumer of each queue
+BY_NAME = ["bills reader", "mails reader", "parcels reader"]
+BY_PREFETCH = ["mails reader", "parcels reader", "bills reader"]
+LISTED, USERS = "**/api/consumers?*", "**/api/users?*"
+LAST_PAGE = 5
+# The connection breaks while the first list of consumers is read.
+BREAK_ONCE = """const text = Response.prototype.text;
+let isBroken = false;
+Response.prototype.text = function () {
+  if (isBroken || !this.url.includes("/api/consumers?")) return text.call(this);
+  isBroken = true;
+  return Promise.reject(new TypeError("network error"));
+};"""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    made = RealBroker(tmp_path_factory.mktemp("late") / "data", shards=1)
+    try:
+        with pika.BlockingConnection(pika.URLParameters(made.url)) as connection:
+            channel = connection.channel()
+            for name, prefetch in CONSUMERS.items():
+                make(made, f"queues/%2F/{name}", {})
+                channel.basic_qos(prefetch_count=prefetch)
+                channel.basic_consume(name, lambda *_: None, consumer_tag=f"{name} reader")
+            yield made
+        made.stop()
+    finally:
+        made.clean_up()
+
+
+class Held:
+    """Requests that match a pattern. The page gets no answer to them before they are let go."""
+
+    def __init__(self, page: Page, pattern: str, method: str = "GET") -> None:
+        self._page, self._pattern, self._method = page, pattern, method
+        self._routes: list[Any] | None = []
+        page.route(pattern, self._keep)
+
+    def _keep(self, route: Any) -> None:
+        if self._routes is None or route.request.method != self._method:
+            route.fallback()
+        else:
+            self._routes.append(route)
+
+    def wait(self, count: int = 1) -> None:
+        """Wait until the page has asked so often."""
+
+        def has_asked() -> bool:
+            self._page.evaluate("0")  # Playwright tells of requests while it waits for an answer
+            return len(self._routes or ()) >= count
+
+        wait_until(has_asked, f"{count} requests like {self._pattern}")
+
+    def let_go(self) -> None:
+        """Let the broker answer, now and later, and wait until the page has an answer."""
+        routes, self._routes = self._routes or [], None
+        with self._page.expect_response(self._pattern):
+            for route in routes:
+                route.fallback()
+
+
+def lists(page: Page, texts: list[str]) -> None:
+    expect(page.locator(".list tbody th")).to_have_text(texts)
+
+
+def go_by_menu(page: Page, name: str) -> None:
+    page.get_by_role("navigation", name="Main").get_by_role("link", name=name, exact=True).click()
+    titled(page, name)
+
+
+def middle_of(button: Any) -> tuple[float, float]:
+    box = button.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def press(page: Page, button: Any) -> None:
+    page.mouse.move(*middle_of(button))
+    page.mouse.down()
+
+
+def many_users(page: Page, answered: Callable[[int], Any] = lambda _: None) -> None:
+    """Make up pages of one user each. `answered(page)` may say another answer."""
+
+    def answer(route: Any) -> None:
+        number = int(parse_qs(urlsplit(route.request.url).query)["page"][0])
+        made = answered(number)
+        row = {"name": f"user {number}", "tags": [], "password_hash": "x"}
+        found = {
+            "items": [row], "page": number, "page_count": LAST_PAGE, "item_count": 1,
+            "filtered_count": LAST_PAGE, "total_count": LAST_PAGE,
+        }  # fmt: skip
+        route.fulfill(**(made or {"json": found}))
+
+    page.route(USERS, answer)
+
+
+# -- clicks ----------------------------------------------------------------------------------------
+
+
+def test_a_click_counts_though_the_first_rows_arrive_between_press_and_release(
+    visit: Visit, broker: RealBroker
+) -> None:
+    page = visit.log_in()
+    held = Held(page, LISTED)
+    go_by_menu(page, "Consumers")
+    held.wait()
+    button = page.get_by_role("button", name="Prefetch")
+    empty = middle_of(button)
+    press(page, button)
+    held.let_go()
+    page.mouse.up()
+    lists(page, BY_PREFETCH)
+    assert middle_of(button) != empty  # the rows have moved the button
+
+
+def test_a_long_press_does_not_keep_answers_from_the_page(visit: Visit, broker: RealBroker) -> None:
+    page = visit.log_in()
+    held = Held(page, LISTED)
+    go_by_menu(page, "Consumers")
+    held.wait()
+    press(page, page.get_by_role("heading", name="Consumers"))
+    held.let_go()
+    lists(page, BY_NAME)
+    page.mouse.up()
+
+
+def test_an_answer_that_waits_for_the_release_is_not_drawn_into_the_next_view(
+    visit: Visit, broker: RealBroker
+) -> None:
+    (row,) = ask(broker, "GET", "connections")
+    page = visit.log_in()
+    where = f"connections/{quote(row['name'], safe='')}"
+    held = Held(page, f"**/api/{where}")
+    visit.go(where)
+    held.wait()
+    press(page, page.get_by_role("heading", name=row["name"]))
+    held.let_go()
+    visit.go("consumers")
+    page.mouse.up()
+    lists(page, BY_NAME)
+    titled(page, "Consumers")
+
+
+def test_a_click_before_the_first_answer_sorts_the_list(visit: Visit, broker: RealBroker) -> None:
+    page = visit.log_in()
+    held = Held(page, LISTED)
+    go_by_menu(page, "Consumers")
+    held.wait()
+    page.get_by_role("button", name="Prefetch").click()
+    held.let_go()
+    lists(page, BY_PREFETCH)
