@@ -172,3 +172,117 @@ def test_a_click_before_the_first_answer_sorts_the_list(visit: Visit, broker: Re
     page.get_by_role("button", name="Prefetch").click()
     held.let_go()
     lists(page, BY_PREFETCH)
+
+
+def test_clicks_that_come_faster_than_the_answers_go_a_page_on_each(
+    visit: Visit, broker: RealBroker
+) -> None:
+    page = visit.log_in()
+    many_users(page)
+    go_by_menu(page, "Users")
+    lists(page, ["user 1"])
+    held = Held(page, USERS)
+    onward = page.get_by_role("button", name="Next page")
+    for _ in range(3):
+        onward.click()
+    expect(onward).to_be_focused()
+    expect(page.get_by_role("navigation", name="Pages of Users")).to_contain_text("4 / 5")
+    held.let_go()
+    lists(page, ["user 4"])
+    page.get_by_role("button", name="Last page").click()
+    lists(page, ["user 5"])
+    page.get_by_role("button", name="Previous page").click()
+    lists(page, ["user 4"])
+    page.get_by_role("button", name="First page").click()
+    lists(page, ["user 1"])
+
+
+def test_a_page_that_is_not_there_any_more_does_not_undo_the_choice_of_another(
+    visit: Visit, broker: RealBroker
+) -> None:
+    behind = {"status": 400, "json": {"error": "page_out_of_range", "reason": "Page out of range"}}
+    page = visit.log_in()
+    many_users(page, lambda number: behind if number == 4 else None)
+    visit.go("users?page=3")
+    lists(page, ["user 3"])
+    held = Held(page, USERS)
+    page.get_by_role("button", name="Next page").click()
+    held.wait()
+    page.get_by_role("button", name="Previous page").click()
+    page.get_by_role("button", name="Previous page").click()
+    held.let_go()
+    lists(page, ["user 2"])
+    expect(page.get_by_role("navigation", name="Pages of Users")).to_contain_text("2 / 5")
+    # Nobody has chosen another page here: the first one is shown, and the address says so.
+    page.get_by_role("button", name="Next page").click()
+    lists(page, ["user 3"])
+    page.get_by_role("button", name="Next page").click()
+    lists(page, ["user 1"])
+    assert "page=" not in page.url
+
+
+# -- other views -----------------------------------------------------------------------------------
+
+
+def test_a_search_that_is_typed_last_does_not_filter_the_next_view(
+    visit: Visit, broker: RealBroker
+) -> None:
+    page = visit.log_in()
+    go_by_menu(page, "Consumers")
+    lists(page, BY_NAME)
+    page.clock.install()
+    page.get_by_label("Search Consumers").fill("parcels")
+    go_by_menu(page, "Queues")
+    page.clock.run_for(1_000)
+    page.reload()
+    lists(page, ["bills", "mails", "parcels"])
+    assert page.url.endswith("#/queues")
+
+
+# -- virtual hosts ---------------------------------------------------------------------------------
+
+
+def choose_vhost(page: Page, label: str) -> None:
+    page.get_by_label("Virtual host", exact=True).first.select_option(label=label)
+
+
+@pytest.mark.parametrize("first", ["list", "vhosts"])
+def test_lists_show_all_virtual_hosts_when_the_chosen_one_is_deleted(
+    visit: Visit, broker: RealBroker, first: str
+) -> None:
+    make(broker, "vhosts/brief", {})
+    page = visit.log_in()
+    go_by_menu(page, "Consumers")
+    choose_vhost(page, "brief")
+    expect(page.locator(".list")).to_contain_text("Nobody consumes.")
+    go_by_menu(page, "Logs")
+    ask(broker, "DELETE", "vhosts/brief")
+    late = Held(page, "**/api/vhosts?*" if first == "list" else "**/api/consumers/brief?*")
+    go_by_menu(page, "Consumers")
+    late.wait()
+    if first == "list":
+        lists(page, BY_NAME)
+    else:
+        expect(page.get_by_label("Virtual host")).to_have_value("")
+    late.let_go()
+    lists(page, BY_NAME)
+    titled(page, "Consumers")
+    expect(page.get_by_label("Virtual host")).to_have_value("")
+
+
+def test_rows_of_the_virtual_host_that_was_chosen_before_are_not_shown(
+    visit: Visit, broker: RealBroker
+) -> None:
+    make(broker, "vhosts/other", {})
+    page = visit.log_in()
+    early = Held(page, LISTED)
+    go_by_menu(page, "Consumers")
+    early.wait()
+    late = Held(page, "**/api/consumers/other?*")
+    choose_vhost(page, "other")
+    early.let_go()
+    late.wait()
+    expect(page.locator(".list tbody tr")).to_have_count(0)
+    late.let_go()
+    expect(page.locator(".list")).to_contain_text("Nobody consumes.")
+    ask(broker, "DELETE", "vhosts/other")

@@ -54,6 +54,7 @@ export function listTable(page, { caption, where, columns, key, nothing = "There
     Object.assign(shown, { page: 1 }, values);
     remember({ ...shown, page: shown.page > 1 ? shown.page : "" });
     drawHead();
+    drawPager();
     again();
   };
   let last = null;
@@ -68,14 +69,24 @@ export function listTable(page, { caption, where, columns, key, nothing = "There
     const seen = choice.shown();
     update(body, last.items.length ? last.items.map((row) => line(seen, row, key)) : h("tr", null, h("td", { colspan: seen.length, class: "faint" }, shown.name ? `No ${search} contains "${shown.name}".` : nothing)));
   };
+  const drawPager = () => update(pager, last ? pages(shown.page, last.page_count, (step) => change({ page: step(shown.page, last.page_count) })) : []);
   const again = page.live(async () => {
-    const asked = { page: shown.page, page_size: PAGE_ROWS, name: shown.name, sort: shown.sort, sort_reverse: shown.reverse ? "true" : "", pagination: "true" };
-    const found = await askFor(page, where(), asked, shown);
-    if (!isStill(asked, shown)) return; // the change has asked again
+    const asked = { where: where(), ...shown };
+    const isStill = () => asked.where === where() && Object.entries(shown).every(([name, value]) => asked[name] === value);
+    let found;
+    try {
+      found = await page.get(asked.where, { page: asked.page, page_size: PAGE_ROWS, name: asked.name, sort: asked.sort, sort_reverse: asked.reverse ? "true" : "", pagination: "true" });
+    } catch (error) {
+      if ([400, 404].includes(error.status) && !isStill()) return; // the change has asked again
+      if (error.status === 404 && tools?.value) return chooseVhost(tools, ""); // the chosen one was deleted
+      if (error.status === 400 && asked.page > 1) return change({}); // rows were removed, and this page is behind the last
+      throw error;
+    }
+    if (!isStill()) return;
     last = found;
     drawBody();
     update(said, counted(found));
-    update(pager, pages(found, (number) => change({ page: number })));
+    drawPager();
   });
 
   let typing = 0;
@@ -83,27 +94,13 @@ export function listTable(page, { caption, where, columns, key, nothing = "There
     clearTimeout(typing);
     typing = setTimeout(() => change({ name: input.value }), TYPING_MS);
   });
+  page.signal.addEventListener("abort", () => clearTimeout(typing)); // the address is that of another view then
   drawHead();
   return h("div", { class: "list" },
     search ? h("div", { class: "tools" }, input, tools, choice.element, said) : null,
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
       h("table", null, h("caption", { class: "hidden" }, caption), h("thead", null, head), body)),
     pager);
-}
-
-/** Go to the first page if this one is behind the last, as rows were removed. */
-async function askFor(page, where, asked, shown) {
-  try {
-    return await page.get(where, asked);
-  } catch (error) {
-    if (error.status !== 400 || asked.page === 1) throw error;
-    shown.page = asked.page = 1;
-    return page.get(where, asked);
-  }
-}
-
-function isStill(asked, shown) {
-  return asked.page === shown.page && asked.name === shown.name && asked.sort === shown.sort && (asked.sort_reverse === "true") === shown.reverse;
 }
 
 function heading({ label, sort, number, minor }, shown, change) {
@@ -122,30 +119,48 @@ function counted({ filtered_count: found, total_count: total }) {
   return found === total ? format.count(total) : `${format.count(found)} of ${format.count(total)}`;
 }
 
-function pages({ page, page_count: last }, go) {
+// The buttons are kept while the page changes, so each says how far it goes from the page of that moment.
+const TO_FIRST = () => 1;
+const TO_PREVIOUS = (page) => page - 1;
+const TO_NEXT = (page) => page + 1;
+const TO_LAST = (page, last) => last;
+
+/** The buttons below a list. `go(step)` is called with the step to another page. */
+function pages(page, last, go) {
   if (last <= 1) return [];
-  const step = (text, to, label) => h("button", { type: "button", data: { key: label }, disabled: to < 1 || to > last || to === page, "aria-label": label, on: { click: () => go(to) } }, text);
+  const button = (text, step, label) => {
+    const to = step(page, last);
+    return h("button", { type: "button", disabled: to < 1 || to > last || to === page, "aria-label": label(to), on: { click: () => go(step) } }, text);
+  };
   return [
-    h("span", { data: { key: `at ${page}` } }, step("«", 1, `First page of ${last}`), step("‹", page - 1, `Previous page, ${page - 1}`)),
+    h("span", null, button("«", TO_FIRST, () => `First page of ${last}`), button("‹", TO_PREVIOUS, (to) => `Previous page, ${to}`)),
     h("span", { "aria-current": "page" }, `${format.count(page)} / ${format.count(last)}`),
-    h("span", { data: { key: `on ${page}` } }, step("›", page + 1, `Next page, ${page + 1}`), step("»", last, `Last page, ${last}`)),
+    h("span", null, button("›", TO_NEXT, (to) => `Next page, ${to}`), button("»", TO_LAST, (to) => `Last page, ${to}`)),
   ];
 }
 
 /** A field to choose a vhost for all lists of this tab. */
 export function vhostChoice(page, onChange) {
-  const chosen = sessionStorage.getItem("shardmq.vhost") ?? "";
-  const select = h("select", { "aria-label": "Virtual host" }, h("option", { value: "" }, "All virtual hosts"));
-  page.get("vhosts", { columns: "name" }).then((vhosts) => {
-    fill(select, h("option", { value: "" }, "All virtual hosts"), vhosts.map(({ name }) => h("option", { value: name, selected: name === chosen }, name)));
-    if (select.value !== chosen) choose("");
-  }, () => {});
-  const choose = (name) => {
-    sessionStorage.setItem("shardmq.vhost", name);
-    onChange();
+  const select = h("select", { "aria-label": "Virtual host" });
+  const offer = (names) => {
+    const chosen = chosenVhost();
+    fill(select, h("option", { value: "" }, "All virtual hosts"), names.map((name) => h("option", { value: name, selected: name === chosen }, name)));
   };
-  select.addEventListener("change", () => choose(select.value));
+  offer([chosenVhost()].filter(Boolean)); // until all are known
+  page.get("vhosts", { columns: "name" }).then((vhosts) => {
+    offer(vhosts.map(({ name }) => name));
+    if (select.value !== chosenVhost()) chooseVhost(select, "");
+  }, () => {});
+  select.addEventListener("change", () => {
+    sessionStorage.setItem("shardmq.vhost", select.value);
+    onChange();
+  });
   return select;
+}
+
+function chooseVhost(select, name) {
+  select.value = name;
+  select.dispatchEvent(new Event("change"));
 }
 
 export function chosenVhost() {
