@@ -239,6 +239,31 @@ def test_a_search_that_is_typed_last_does_not_filter_the_next_view(
     assert page.url.endswith("#/queues")
 
 
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [("exchanges", "Exchanges"), ("queues", "Queues"), ("vhosts", "Virtual hosts")],
+)
+def test_an_answer_to_a_delete_does_not_take_back_who_has_gone_on(
+    visit: Visit, broker: RealBroker, kind: str, title: str
+) -> None:
+    named = f"{kind}/old" if kind == "vhosts" else f"{kind}/%2F/old"
+    page = visit.log_in()
+    for goes_on in (True, False):
+        make(broker, named, {})
+        visit.go(named)
+        titled(page, "old")
+        held = Held(page, f"**/api/{named}", "DELETE")
+        page.get_by_role("button", name="Delete", exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+        held.wait()
+        if goes_on:
+            go_by_menu(page, "Consumers")
+        held.let_go()
+        expect(page.locator("#notices")).to_contain_text("is deleted.")
+        titled(page, "Consumers" if goes_on else title)
+        page.get_by_role("button", name="Dismiss").click()
+
+
 # -- virtual hosts ---------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { h, fill } from "./dom.js";
 import { whenReleased } from "./press.js";
+import { to } from "./router.js";
 
 const RETRY_MS = 3_000;
 
@@ -14,14 +15,22 @@ export class Page {
     this.onTrouble = onTrouble;
     this.end = new AbortController();
     this.again = new Set();
+    this.isLeft = false;
   }
 
   get signal() {
     return this.end.signal;
   }
 
+  /** End the view: another one is shown. */
   close() {
+    this.isLeft = true;
     this.end.abort();
+  }
+
+  /** Go to another view, unless the user has gone to one already. */
+  leave(...parts) {
+    if (!this.isLeft) location.hash = to(...parts);
   }
 
   /** Heading, and what stands below it. */
@@ -94,7 +103,7 @@ export class Page {
 
   /** What is shown is not there any more: nothing is asked for again. */
   gone() {
-    this.close();
+    this.end.abort();
     this.show("Not there", h("p", null, "What this address names does not exist, or does not exist any more."));
   }
 }

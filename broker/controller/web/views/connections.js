@@ -4,7 +4,6 @@ import { path, remove } from "../api.js";
 import { h, update } from "../dom.js";
 import * as format from "../format.js";
 import { OBJECT_KEPT_S, pastCharts } from "../history.js";
-import { to } from "../router.js";
 import { listTable, plainTable } from "../table.js";
 import { attempt, dangerous, empty, entries, facts, link, nodeColumn, nodeFact, section, state } from "../widgets.js";
 import { consumerTable } from "./consumers.js";
@@ -57,7 +56,7 @@ export function connection(page, name) {
   const about = h("div", null, empty("…"));
   const opened = h("div", null, empty("…"));
   const close = dangerous("Close connection", `Close the connection ${name}? Its client is told so, and may connect again.`, async () => {
-    if (await attempt(() => remove(path("connections", name)), "The connection is closed.")) location.hash = to("connections");
+    if (await attempt(() => remove(path("connections", name)), "The connection is closed.")) page.leave("connections");
   });
   page.show(name, pastCharts(page, path("connections", name), BYTES, OBJECT_KEPT_S), section(null, about), section("Channels", opened), section("Close it", close));
   page.live(async () => {

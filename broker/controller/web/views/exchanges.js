@@ -83,7 +83,7 @@ export function exchange(page, vhost, name) {
     rows.push(section("Bindings", empty("Every queue is bound to the default exchange by its own name.")));
   }
   rows.push(fold("Publish a message", publishForm(vhost, name, null, () => {})), fold("Where would a message go?", ...explainForm(vhost, where)));
-  if (name !== "" && !name.startsWith("amq.")) rows.push(section("Delete it", deleteButton(where, name)));
+  if (name !== "" && !name.startsWith("amq.")) rows.push(section("Delete it", deleteButton(page, where, name)));
   page.show(name === "" ? "(default exchange)" : name, rows);
   let spread = false;
   page.live(async () => {
@@ -103,9 +103,9 @@ export function exchange(page, vhost, name) {
   });
 }
 
-function deleteButton(where, name) {
+function deleteButton(page, where, name) {
   return dangerous("Delete", `Delete exchange ${name} and its bindings?`, async () => {
-    if (await attempt(() => remove(where), `Exchange ${name} is deleted.`)) location.hash = to("exchanges");
+    if (await attempt(() => remove(where), `Exchange ${name} is deleted.`)) page.leave("exchanges");
   });
 }
 

@@ -124,7 +124,7 @@ export function queue(page, vhost, name) {
     fold("Publish a message", publishForm(vhost, "", name, again)),
     fold("Get messages", ...getForm(vhost, name, again)),
     fold("Move messages", moveForm(where, again)),
-    section("Empty, pause or delete it", h("div", { class: "actions" }, pausing, purging, purgeButton(where, name, again), deleteButton(where, name))));
+    section("Empty, pause or delete it", h("div", { class: "actions" }, pausing, purging, purgeButton(where, name, again), deleteButton(page, where, name))));
 }
 
 function numbersOf(row) {
@@ -198,9 +198,9 @@ function purgeButton(where, name, again) {
   });
 }
 
-function deleteButton(where, name) {
+function deleteButton(page, where, name) {
   return dangerous("Delete", `Delete ${name} with all its messages?`, async () => {
-    if (await attempt(() => remove(where), `Queue ${name} is deleted.`)) location.hash = to("queues");
+    if (await attempt(() => remove(where), `Queue ${name} is deleted.`)) page.leave("queues");
   });
 }
 

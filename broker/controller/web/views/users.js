@@ -2,7 +2,6 @@
 
 import { get, path, put, remove, user as self } from "../api.js";
 import { h, update } from "../dom.js";
-import { to } from "../router.js";
 import { listTable } from "../table.js";
 import { adder, attempt, badge, dangerous, empty, facts, fold, form, inner, link, notice, section } from "../widgets.js";
 import { permissionsOf } from "./permissions.js";
@@ -84,6 +83,6 @@ export function user(page, name) {
     section("Limits", inner("Set a limit", limitForm(["max-connections", "max-channels"], (limit) => path("user-limits", name, limit), again)), limited),
     fold("Password", password), fold("Tags", tags),
     self.name === name ? null : section("Delete it", dangerous("Delete", `Delete user ${name}? Its connections are closed.`, async () => {
-      if (await attempt(() => remove(where), `User ${name} is deleted.`)) location.hash = to("users");
+      if (await attempt(() => remove(where), `User ${name} is deleted.`)) page.leave("users");
     })));
 }

@@ -3,7 +3,6 @@
 import { has, path, put, remove } from "../api.js";
 import { h, update } from "../dom.js";
 import * as format from "../format.js";
-import { to } from "../router.js";
 import { chosenVhost, listTable, plainTable } from "../table.js";
 import { adder, attempt, dangerous, empty, facts, form, inner, link, notice, section } from "../widgets.js";
 import { permissionsOf } from "./permissions.js";
@@ -69,7 +68,7 @@ export function vhost(page, name) {
       permissionsOf(page, { vhost: name }, { name: "user", label: "User", required: true }),
       section("Limits", inner("Set a limit", limitForm(["max-connections", "max-queues"], (limit) => path("vhost-limits", name, limit), again)), limited),
       section("Delete it", dangerous("Delete", `Delete virtual host ${name} with everything in it: queues, messages, exchanges?`, async () => {
-        if (await attempt(() => remove(path("vhosts", name)), `Virtual host ${name} is deleted.`)) location.hash = to("vhosts");
+        if (await attempt(() => remove(path("vhosts", name)), `Virtual host ${name} is deleted.`)) page.leave("vhosts");
       })),
     ] : null);
 }
