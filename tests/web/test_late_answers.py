@@ -311,3 +311,27 @@ def test_rows_of_the_virtual_host_that_was_chosen_before_are_not_shown(
     late.let_go()
     expect(page.locator(".list")).to_contain_text("Nobody consumes.")
     ask(broker, "DELETE", "vhosts/other")
+
+
+# -- forms -----------------------------------------------------------------------------------------
+
+
+def test_a_password_that_is_set_before_the_first_answer_leaves_the_tags(
+    visit: Visit, broker: RealBroker
+) -> None:
+    make(broker, "users/early", {"password": "x", "tags": "monitoring"})
+    page = visit.log_in()
+    held = Held(page, "**/api/users/early")
+    visit.go("users/early")
+    held.wait()
+    page.locator("summary").filter(has_text="Tags").click()
+    page.get_by_role("button", name="Set tags").click()
+    expect(page.locator("#errors")).to_contain_text("not known yet")
+    page.locator("summary").filter(has_text="Password").click()
+    page.get_by_label("New password").fill("y")
+    page.get_by_role("button", name="Set password").click()
+    held.wait(2)  # the form asks for the tags
+    held.let_go()
+    expect(page.locator("#notices")).to_contain_text("The password is changed.")
+    assert ask(broker, "GET", "users/early")["tags"] == ["monitoring"]
+    ask(broker, "DELETE", "users/early")

@@ -47,10 +47,10 @@ export function user(page, name) {
   const where = path("users", name);
   const about = h("div", null, empty("…"));
   const limited = h("div", null, empty("…"));
-  let last = null;
+  let isKnown = false;
   const again = page.live(async () => {
     const found = await page.get(where);
-    last = found;
+    isKnown = true;
     tags.elements.tags.defaultValue = found.tags.join(", "); // what somebody has typed stays
     update(about, facts([
       ["Tags", found.tags.length ? found.tags.map((tag) => badge(tag)) : "none"],
@@ -64,7 +64,8 @@ export function user(page, name) {
     label: "Set password",
     done: "The password is changed.",
     submit: async ({ password: said }) => {
-      await put(where, { password: said, tags: last.tags });
+      const { tags: kept } = await get(where);
+      await put(where, { password: said, tags: kept });
       again();
     },
   });
@@ -72,8 +73,9 @@ export function user(page, name) {
     label: "Set tags",
     done: "The tags are set.",
     submit: async ({ tags: said }) => {
-      const kept = { password_hash: last.password_hash, hashing_algorithm: last.hashing_algorithm };
-      await put(where, { ...kept, tags: said });
+      if (!isKnown) throw new Error("The tags that the user has are not known yet.");
+      const { password_hash, hashing_algorithm } = await get(where);
+      await put(where, { password_hash, hashing_algorithm, tags: said });
       tags.elements.tags.defaultValue = said; // a second click must not bring the old ones back
       again();
     },
