@@ -316,6 +316,27 @@ def test_rows_of_the_virtual_host_that_was_chosen_before_are_not_shown(
 # -- forms -----------------------------------------------------------------------------------------
 
 
+def test_the_plan_of_a_second_change_stays_until_it_is_answered(
+    visit: Visit, broker: RealBroker
+) -> None:
+    make(broker, "exchanges/%2F/twice", {"type": "x-consistent-hash", "arguments": {"x-shards": 2}})
+    page = visit.log_in()
+    visit.go("streams/%2F/twice")
+    for number in (3, 4):
+        page.get_by_label("Number of shard queues").fill(str(number))
+        page.get_by_role("button", name="Show the plan").click()
+        change = page.get_by_role("button", name=f"Change to {number} shard queues")
+        expect(change).to_be_visible()
+        for _ in range(2):  # what was asked before the plan, and behind it
+            with page.expect_response("**/api/exchanges/%2F/twice/shards"):
+                pass
+        change.click()
+        done = f"The change is done. There are {number} shard queues now."
+        expect(page.locator("#view")).to_contain_text(done)
+        expect(page.locator(".plan")).to_have_count(0)
+    ask(broker, "DELETE", "exchanges/%2F/twice")
+
+
 def test_a_password_that_is_set_before_the_first_answer_leaves_the_tags(
     visit: Visit, broker: RealBroker
 ) -> None:

@@ -19,18 +19,19 @@ export function reshardingOf(page, vhost, name, mayChange) {
   const where = path("exchanges", vhost, name, "shards");
   const progress = h("div", { role: "status" });
   const plan = h("div", { role: "status" });
-  let wanted = null; // the number of a change that was begun here
+  const begun = h("p", { class: "plan" }); // says that a change was begun here
+  let wanted = null; // the number of that change
   const again = page.live(async () => {
     const found = await page.get(where);
     const parts = found.queues.filter(({ state }) => state === "active").length;
     const isDone = found.step === NONE && parts === wanted;
-    if (isDone) fill(plan);
+    if (isDone) begun.remove();
     update(progress, found.step === NONE ? h("p", null, isDone ? `The change is done. There are ${counted(parts)} now.` : `There are ${counted(parts)}. No change is under way.`) : progressOf(found));
   }, EVERY_MS);
   const change = async (number) => {
     if (!(await attempt(() => put(where, { number })))) return;
     wanted = number;
-    fill(plan, h("p", { class: "plan" }, `The change to ${counted(number)} has begun.`));
+    fill(plan, fill(begun, `The change to ${counted(number)} has begun.`));
     again();
   };
   const asks = form([{ name: "number", label: "Number of shard queues", type: "number", min: 1, required: true, help: "Nothing is changed before you have seen the plan" }], {
