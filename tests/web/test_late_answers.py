@@ -356,3 +356,12 @@ def test_a_password_that_is_set_before_the_first_answer_leaves_the_tags(
     expect(page.locator("#notices")).to_contain_text("The password is changed.")
     assert ask(broker, "GET", "users/early")["tags"] == ["monitoring"]
     ask(broker, "DELETE", "users/early")
+
+
+def test_the_definitions_of_each_virtual_host_are_offered_once(
+    visit: Visit, broker: RealBroker
+) -> None:
+    page = visit.log_in()
+    visit.go("definitions")
+    for choice in page.get_by_label("Definitions of").all():
+        expect(choice.locator("option")).to_have_text(["everything", "virtual host /"])

@@ -5,7 +5,6 @@ import { h, update } from "../dom.js";
 import * as format from "../format.js";
 import { plainTable } from "../table.js";
 import { confirmed, empty, form, notice, section, state } from "../widgets.js";
-import { vhostOptions } from "./vhosts.js";
 
 const IMPORT_MS_MAX = 600_000;
 const WITHOUT_EFFECT_MS = 10_000;
@@ -14,28 +13,29 @@ const ALL = "";
 export function definitions(page) {
   const imports = h("div", null, empty("…"));
   const without = h("div", null, empty("…"));
+  const of = scope(page);
   page.show("Definitions",
     h("p", { class: "lead" }, "Users, permissions, virtual hosts, policies, parameters, exchanges, queues and bindings, as RabbitMQ writes them. Messages are not in it."),
-    section("Download", downloadForm(page)), section("Upload", uploadForm(page)), section("Last imports", imports),
+    section("Download", downloadForm(page, of)), section("Upload", uploadForm(page, of)), section("Last imports", imports),
     section("Kept without effect", h("p", { class: "lead" }, "The broker keeps these settings, but does not act on them."), without));
   page.live(async () => update(imports, importTable(await page.get("imports"))), 2_000);
   page.live(async () => update(without, withoutEffect(await page.get("without-effect"))), WITHOUT_EFFECT_MS);
 }
 
+/** The field of both forms that chooses a vhost, or everything. */
 function scope(page) {
-  const field = { ...vhostOptions(page), name: "scope", label: "Definitions of", options: [[ALL, "everything"]] };
   page.get("vhosts", { columns: "name" }).then((vhosts) => {
     for (const select of page.main.querySelectorAll('select[name="scope"]')) {
       select.append(...vhosts.map(({ name }) => h("option", { value: name }, `virtual host ${name}`)));
     }
   }, () => {});
-  return field;
+  return { name: "scope", label: "Definitions of", type: "select", options: [[ALL, "everything"]] };
 }
 
 const where = (vhost) => (vhost === ALL ? "definitions" : path("definitions", vhost));
 
-function downloadForm(page) {
-  return form([scope(page)], {
+function downloadForm(page, of) {
+  return form([of], {
     label: "Download definitions",
     stays: true,
     submit: async ({ scope: vhost }) => {
@@ -46,8 +46,8 @@ function downloadForm(page) {
   });
 }
 
-function uploadForm(page) {
-  return form([scope(page), { name: "file", label: "File", type: "file", required: true }], {
+function uploadForm(page, of) {
+  return form([of, { name: "file", label: "File", type: "file", required: true }], {
     label: "Upload definitions",
     submit: async ({ scope: vhost, file: chosen }) => {
       if (!(await confirmed(`Import ${chosen.name} (${format.bytes(chosen.size)})? Queues, exchanges and bindings that exist stay as they are. Users, policies and parameters of the same names are replaced.`, "Import"))) return;
