@@ -365,3 +365,14 @@ def test_the_definitions_of_each_virtual_host_are_offered_once(
     visit.go("definitions")
     for choice in page.get_by_label("Definitions of").all():
         expect(choice.locator("option")).to_have_text(["everything", "virtual host /"])
+
+
+# -- connections -----------------------------------------------------------------------------------
+
+
+def test_a_list_whose_answer_broke_off_is_asked_for_again(visit: Visit, broker: RealBroker) -> None:
+    visit.context.add_init_script(BREAK_ONCE)
+    page = visit.log_in()
+    go_by_menu(page, "Consumers")
+    lists(page, BY_NAME)
+    expect(page.locator("#errors")).to_be_empty()

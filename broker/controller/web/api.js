@@ -105,7 +105,7 @@ export const remove = (where, options) => call("DELETE", where, options);
  */
 async function call(method, where, { body, query, signal, header, timeoutMs = TIMEOUT_MS } = {}) {
   const answer = await send(method, where, { body, query, signal, timeoutMs });
-  const text = await answer.text();
+  const text = await unbroken(answer.text(), signal);
   const found = text && answer.headers.get("Content-Type")?.startsWith("application/json") ? JSON.parse(text) : null;
   if (answer.ok) {
     // Each value of the header ends with a string of JSON. A browser joins the values.
@@ -117,10 +117,10 @@ async function call(method, where, { body, query, signal, header, timeoutMs = TI
 }
 
 /** Return the response as a file. */
-export async function file(where, options) {
+export async function file(where, options = {}) {
   const answer = await send("GET", where, { timeoutMs: 10 * TIMEOUT_MS, ...options });
   if (!answer.ok) throw new ApiError(answer.status, reason(await answer.json().catch(() => null), answer));
-  return answer.blob();
+  return unbroken(answer.blob(), options.signal);
 }
 
 async function send(method, where, { body, query, signal, timeoutMs }) {
@@ -132,8 +132,13 @@ async function send(method, where, { body, query, signal, timeoutMs }) {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const data = body === undefined || body instanceof Blob ? body : JSON.stringify(body);
   const ends = [AbortSignal.timeout(timeoutMs), ...(signal ? [signal] : [])];
+  return unbroken(fetch(url, { method, headers, body: data, credentials: "omit", cache: "no-store", signal: AbortSignal.any(ends) }), signal);
+}
+
+/** Await a part of a response. Throws ApiError if the connection breaks or the time is over, but not if `signal` ends it. */
+async function unbroken(part, signal) {
   try {
-    return await fetch(url, { method, headers, body: data, credentials: "omit", cache: "no-store", signal: AbortSignal.any(ends) });
+    return await part;
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new ApiError(0, error.name === "TimeoutError" ? "The broker did not answer in time." : "The broker cannot be reached.");
