@@ -113,6 +113,10 @@ class ClusterView:
         """The nodes in the order of their numbers."""
         return [self._nodes[number] for number in sorted(self._nodes)]
 
+    def shard_numbers(self) -> Collection[int]:
+        """Return the numbers of the shards of all nodes, those that are down too."""
+        return self._shards.keys()
+
     @property
     def is_cluster(self) -> bool:
         """True if there are, or may be, other nodes."""

@@ -285,7 +285,9 @@ class Controller:
         for node, shards in nodes.items():
             for shard in shards:
                 self.shards.learn(shard.number, HERE if node == own else shard.address)
-        self.links.learn(nodes, doors)
+        # Etcd that has lost this node has lost others, and their shards, too.
+        numbers = self.cluster.shard_numbers() if self.cluster.is_listed else None
+        self.links.learn(nodes, doors, numbers)
         if self.cluster.is_listed and self.placement.change(places_of(self.cluster.nodes)):
             self.authority.submit(NodesChanged(), "", no_answer)
 

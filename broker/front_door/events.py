@@ -20,7 +20,7 @@ from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import AnyChange, ParameterPut, QueuePut, is_only_more
-from shardmq.broker.shared.control import AssignmentOrder, ConsumerHere, Fenced, ShardElsewhere
+from shardmq.broker.shared.control import AssignmentOrder, ConsumerHere, Fenced, ShardsElsewhere
 from shardmq.shardd.wire import messages as wire
 
 log = logging.getLogger("shardmq.broker.front_door.events")
@@ -204,13 +204,15 @@ class ControllerEvents:
         await self._services.shards.fence()
         self._services.catalog_link.say(Fenced(number))
 
-    def shards_elsewhere(self, shards: list[ShardElsewhere], here: list[int]) -> None:
+    def shards_elsewhere(self, message: ShardsElsewhere) -> None:
         """Connect to shards where they are led now: on other nodes, or here."""
         links = self._services.shards
-        for shard in shards:
+        for shard in message.shards:
             links.learn(shard.number, shard.address, shard.node)
-        for number in here:
+        for number in message.here:
             links.learn(number, HERE)
+        if message.all is not None:
+            links.of_cluster = message.all
 
     def outlived(self) -> None:
         end_outlived()

@@ -542,10 +542,14 @@ class ShardsElsewhere(ControlMessage, tag="shards", frozen=True):
 
     In a cluster this is the first message to a front door, and the first behind a change; queues
     that lie on a new shard are named later. A shard with copies may change its node.
+
+    all: the numbers of all shards of the cluster, also of those that nobody leads at present; None
+        if they are not known.
     """
 
     shards: list[ShardElsewhere]
     here: list[int] = []
+    all: list[int] | None = None
 
 
 class Outlived(ControlMessage, tag="outlived", frozen=True):

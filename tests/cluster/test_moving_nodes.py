@@ -173,3 +173,12 @@ def test_nodes_are_drained_evened_out_and_forgotten(cluster: RealCluster) -> Non
     assert told == {"node": name, **lost, "new_homes": {}}
     wait_until(lambda: len(ask(cluster.nodes[0], "GET", "nodes")) == 2, "the node to go")
     assert len(ask(cluster.nodes[0], "GET", "queues")) == QUEUES + 1 - there
+
+    # A move waits for all shards, but not for the one that was lost.
+    (name,) = {row["name"] for row in ask(cluster.nodes[0], "GET", "nodes")} - {
+        ask(cluster.nodes[0], "GET", "overview")["node"]
+    }
+    ask(cluster.nodes[0], "PUT", f"nodes/{name}/drain")
+    wait_until(
+        lambda: ask(cluster.nodes[0], "GET", f"nodes/{name}/drain")["queues"] == 0, "drain", MOVED_S
+    )

@@ -276,7 +276,7 @@ async def test_a_front_door_learns_of_a_shard_and_forgets_it(
     epoch, incarnation = link.epoch, link.incarnation
     links.learn(NUMBER, shard.address)  # news that is none
     assert link.up and link.epoch == epoch
-    links.forget_shard(NUMBER)
+    links._forget(link)
     assert not link.up and made.heard.aways == [NUMBER] and links.known == []
     links.learn(NUMBER, shard.address)
     await made.up()
@@ -300,7 +300,7 @@ async def test_a_front_door_that_counts_as_gone_hears_so_whoever_leads_by_then(
     assert isinstance(await asyncio.wait_for(asked, PATIENCE_S), wire.Done)
     assert not made.heard.outlives
     if is_cut_off:
-        made.links.forget_shard(NUMBER)
+        made.links._forget(made.links.links[NUMBER])
     controller.tell(wire.FrontDoorGone(DOOR, process))
     if is_cut_off:
         controller.stats()

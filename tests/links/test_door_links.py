@@ -10,7 +10,14 @@ import pytest
 from shardmq.broker.controller.peers import links
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.model.changes import BindingPut
-from shardmq.broker.shared.control import Applied, Changes, DoorHello, Outlived
+from shardmq.broker.shared.control import (
+    Applied,
+    Changes,
+    DoorHello,
+    Outlived,
+    ShardElsewhere,
+    ShardsElsewhere,
+)
 from shardmq.cluster.versions import WIRE
 
 DOOR, OTHER = 0, 256
@@ -113,6 +120,22 @@ async def test_a_door_that_comes_in_time_goes_on() -> None:
     doors._expect_no_more()
     assert not come(doors, hello(OTHER, boot="boot")).is_over
     assert handler.gone == []
+
+
+@pytest.mark.parametrize("known", [None, [0, 4, 9]])
+async def test_a_door_hears_where_shards_are_led_and_which_there_are(
+    known: list[int] | None,
+) -> None:
+    doors, _ = made(DOOR, OTHER)
+    first = come(doors, hello(DOOR))
+    there = ShardElsewhere(4, "b", "tcp://b:1")
+    doors.learn({0: [ShardElsewhere(0, "a", "tcp://a:1")], 1: [there]}, [DOOR, OTHER], known)
+    said = links.encode(ShardsElsewhere([there], [0], known))  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    assert said in first.written
+    later = come(doors, hello(DOOR, INCARNATION + 1))
+    await asyncio.sleep(0)
+    assert said in later.written
 
 
 async def test_an_answer_waits_until_a_door_that_was_cut_off_has_the_change() -> None:

@@ -574,6 +574,30 @@ async def test_a_shard_that_moves_twice_is_waited_for_anew(
     assert Session.made[2].address == "tcp://third"
 
 
+async def test_a_shard_that_was_lost_with_a_forgotten_node_is_waited_for_no_more(
+    moving: Pair,
+) -> None:
+    """Nothing that waits for all shards would end else, such as a change of the shard queues."""
+    links, [session], waits = moving.links, Session.made, moving.publish()
+    links.of_cluster = []
+    links.tick()
+    assert links.known == [links.links[0]], "its process still runs, cut off from etcd"
+    session.ended()
+    links.of_cluster = [0]
+    links.tick()
+    unsent, fence = moving.publish(), asyncio.create_task(links.fence())
+    await asyncio.sleep(0)
+    assert not session.is_closed and not fence.done(), "its node may come back"
+    links.of_cluster = [1]
+    links.tick()
+    assert session.is_closed and links.known == []
+    assert (waits.log, unsent.log) == (["lost"], ["lost"])
+    await asyncio.wait_for(fence, 60)
+    links.tick()
+    links.learn(0, "tcp://reused")
+    assert [each.address for each in Session.made] == ["tcp://first", "tcp://reused"]
+
+
 async def test_a_shard_that_was_not_handed_over_is_asked_at_its_next_place_at_once(
     moving: Pair,
 ) -> None:
@@ -594,7 +618,8 @@ async def test_a_shard_is_not_reached_at_a_next_place_that_is_old_news(
     if news == "it stays":
         moving.links.learn(0, "tcp://first")
     elif news == "it is gone":
-        moving.links.forget_shard(0)
+        moving.links.of_cluster = []
+        moving.links.tick()
     else:
         moving.links.stop()
     later = asyncio.get_running_loop().create_future()
@@ -647,7 +672,7 @@ async def test_a_shard_of_this_node_that_is_forgotten_leaves_nothing_open(
 ) -> None:
     """The front door could not end else."""
     pair, [first, second] = moving_from_here
-    pair.links.forget_shard(0)
+    pair.links._forget(pair.links.links[0])
     assert (first.log, second.log) == (["lost"], ["lost"])
     assert pair.links.links[0].socket is None
     pair.shards[0].close()

@@ -290,6 +290,7 @@ class DoorLinks:
         self._handed_out = 0
         # The shards of the cluster by the number of the node that leads them.
         self._elsewhere: dict[int, list[ShardElsewhere]] = {}
+        self._shards: list[int] | None = None  # the numbers of all of them, if they are known
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._reports: dict[int, _Gathering] = {}
         self._query = 0
@@ -416,12 +417,19 @@ class DoorLinks:
         if found is not None and found.incarnation == incarnation:
             found.send(AssignmentOrders(orders))
 
-    def learn(self, nodes: Mapping[int, list[ShardElsewhere]], doors: Iterable[int]) -> None:
+    def learn(
+        self,
+        nodes: Mapping[int, list[ShardElsewhere]],
+        doors: Iterable[int],
+        shards: Iterable[int] | None = None,
+    ) -> None:
         """Take the shards of all nodes and the numbers of the front doors of those that live.
 
-        Each front door hears of the shards of other nodes than its own.
+        Each front door hears of the shards of other nodes than its own. `shards` has the numbers of
+        all shards, also of those that nobody leads; None if they are not known.
         """
         self._elsewhere = dict(nodes)
+        self._shards = None if shards is None else sorted(shards)
         self._all = frozenset(doors)
         for door in self._doors.values():
             self._tell_shards(door)
@@ -430,7 +438,7 @@ class DoorLinks:
         own = node_of(door.number)
         shards = [each for node, of in self._elsewhere.items() if node != own for each in of]
         here = [each.number for each in self._elsewhere.get(own, ())]
-        door.send(ShardsElsewhere(shards, here))
+        door.send(ShardsElsewhere(shards, here, self._shards))
 
     def set_alarm(self, reason: str) -> None:
         """Tell each front door, and those that come, the alarm of the broker; "" ends it."""

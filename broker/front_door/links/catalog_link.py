@@ -48,7 +48,6 @@ from shardmq.broker.shared.control import (
     OtherVersion,
     Outlived,
     Query,
-    ShardElsewhere,
     ShardsElsewhere,
     Snapshot,
     SnapshotPart,
@@ -117,7 +116,7 @@ class Listener(Protocol):
     def alarmed(self, reason: str) -> None:
         """Hear of an alarm of the whole broker; an empty reason ends it."""
 
-    def shards_elsewhere(self, shards: list[ShardElsewhere], here: list[int]) -> None:
+    def shards_elsewhere(self, message: ShardsElsewhere) -> None:
         """Hear which shards other nodes have."""
 
     def outlived(self) -> None:
@@ -444,7 +443,7 @@ class CatalogLink:
             case Alarmed():
                 listener.alarmed(message.reason)
             case ShardsElsewhere():
-                listener.shards_elsewhere(message.shards, message.here)
+                listener.shards_elsewhere(message)
             case Outlived():
                 listener.outlived()
             case OtherVersion():

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import zmq
@@ -73,9 +73,12 @@ class ShardLinks(LinksState):
 
     `incarnation` is the number of this process. `packer` holds the publishes of this pass, all of
     the virtual host `vhost`. `links` is indexed by shard, and `known` has those that there are:
-    the shards of this node, and those of other nodes that the front door has learnt of. `due` says
-    which shards are to be told something else at the end of the pass. `local` is the lane to the
-    shard of this process, whose number is `local_shard`.
+    the shards of this node, and those of other nodes that the front door has learnt of.
+    `of_cluster` has the numbers of all shards of the cluster, if they are known, also of those that
+    nobody leads. Other shards were lost with a node that the cluster has forgotten; they are waited
+    for no more when their processes are gone, too. `due` says which shards are to be told something
+    else at the end of the pass. `local` is the lane to the shard of this process, whose number is
+    `local_shard`.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class ShardLinks(LinksState):
             for shard in range(shards)
         ]
         self.known = [self.links[shard] for shard in config.shards]
+        self.of_cluster: Collection[int] | None = None
         self._incarnation_here = here
         self.inbox = ShardInbox(
             _socket(self._context, zmq.PULL),
@@ -221,10 +225,9 @@ class ShardLinks(LinksState):
             link.connect(self._loop, f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
             link.join(self.endpoint)
 
-    def forget_shard(self, shard: int) -> None:
+    def _forget(self, link: ShardLink) -> None:
         """Take a shard for gone, for good or until it is learnt of again."""
-        link = self.links[shard]
-        self._moves.pop(shard, None)
+        self._moves.pop(link.shard, None)
         self.known.remove(link)
         self.inbox.close_lane(link)
         link.leave(self._loop)
@@ -255,7 +258,11 @@ class ShardLinks(LinksState):
             self._joined_all = now
         # In a cluster there is a link for each shard that there may be, and most are never used.
         looked_at = self._set_aside | self.packer.waiting()
-        for link in self.known:
+        for link in list(self.known):
+            if not (link.up or self.of_cluster is None or link.shard in self.of_cluster):
+                log.info("shard %d is not one of the cluster any more", link.shard)
+                self._forget(link)
+                continue
             looked_at |= 1 << link.shard
             if is_for_all or not link.up:
                 link.join(self.endpoint)
