@@ -19,7 +19,7 @@ from shardmq.broker.controller.node_facts import NodeFacts
 from shardmq.broker.controller.nodes import facts
 from shardmq.broker.controller.nodes import relay as relays
 from shardmq.broker.controller.nodes.facts import tell_facts
-from shardmq.broker.controller.nodes.relay import CUT_OFF, NO_LEADER, SILENT, Relay
+from shardmq.broker.controller.nodes.relay import CUT_OFF, CUT_OFF_CHANGE, NO_LEADER, SILENT, Relay
 from shardmq.cluster.secret import Keys, keys_of, tls_context
 from shardmq.cluster.streams import (
     CONTROL,
@@ -332,10 +332,30 @@ async def test_without_a_leader_http_says_so_and_a_front_door_is_closed(tmp_path
 CALL = b"GET /api/overview HTTP/1.1\r\n\r\n"
 
 
+PURGE = b"DELETE /api/queues/%2F/q/contents"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        pytest.param([b"GET /api/overview "], CUT_OFF, id="get"),
+        pytest.param([b"HEAD /api/overview "], CUT_OFF, id="head"),
+        pytest.param([b"PUT /api/queues/%2F/q "], CUT_OFF, id="put"),
+        pytest.param([b"PU", b"T /api/queues/%2F/q "], CUT_OFF, id="put in two reads"),
+        pytest.param([PURGE + b" "], CUT_OFF, id="purge of all"),
+        pytest.param([PURGE + b"?count=4 "], CUT_OFF_CHANGE, id="purge of some"),
+        pytest.param([PURGE + b"?a=b&count=4 "], CUT_OFF_CHANGE, id="purge of some, by a query"),
+        pytest.param([PURGE + b"?" + b"a" * 4096], CUT_OFF_CHANGE, id="endless delete"),
+        pytest.param([b"POST /api/queues/%2F/q/get "], CUT_OFF_CHANGE, id="post"),
+        pytest.param([b"POST /GET /api "], CUT_OFF_CHANGE, id="post with a strange path"),
+    ],
+)
 @pytest.mark.parametrize("ends", ["the leader is gone", "the record names another one"])
 async def test_a_call_without_an_answer_gets_one_when_the_leader_ends(
-    tmp_path: Path, ends: str
+    tmp_path: Path, ends: str, asked: list[bytes], answer: bytes
 ) -> None:
+    """Only a call that may be carried out twice is to be made again."""
+    assert (b"Retry-After" in answer) == answer.startswith(b"HTTP/1.1 503 ")
     leader = Leader()
     async with leader.listening() as address:
 
@@ -346,7 +366,9 @@ async def test_a_call_without_an_answer_gets_one_when_the_leader_ends(
         relay.led_by("shardmq@a", 1)
         async with relaying(leads, tmp_path, relay) as (unix, http), asyncio.timeout(PATIENCE_S):
             calling, call = await asyncio.open_connection(*http)
-            call.write(CALL)
+            for part in asked:
+                call.write(part)
+                await asyncio.sleep(0)
             idle, _ = await asyncio.open_connection(*http)
             door, control = await asyncio.open_unix_connection(unix)
             control.write(b"hello")
@@ -359,7 +381,7 @@ async def test_a_call_without_an_answer_gets_one_when_the_leader_ends(
                     service.transport.abort()
             else:
                 relay.led_by("shardmq@c", 2)
-            assert await calling.read() == CUT_OFF
+            assert await calling.read() == answer
             for other in (idle, door):  # no call is under way there
                 with contextlib.suppress(ConnectionError):
                     assert await other.read() == b""

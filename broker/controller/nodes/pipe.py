@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
+
+# Enough for the first line of a request with two long names.
+ASKED_BYTES_MAX: Final = 2 << 10
 
 
 class PipeEnd(asyncio.Protocol):
@@ -16,22 +19,24 @@ class PipeEnd(asyncio.Protocol):
 
     on_made: called with the end when its connection is there.
     on_end: called with the end when its connection is gone.
-    unanswered: sent to this end if it has asked something, and the other end is lost before it has
-        sent anything. What comes behind a first answer may be the rest of it, so nothing is put
-        behind that.
+    unanswered: returns what is sent to this end if it has asked something, and the other end is
+        lost before it has sent anything. It gets the first ASKED_BYTES_MAX bytes of what this end
+        has asked. What comes behind a first answer may be the rest of it, so nothing is put behind
+        that.
     """
 
     def __init__(
         self,
         on_made: Callable[[PipeEnd], None] = lambda end: None,
         on_end: Callable[[PipeEnd], None] = lambda end: None,
-        unanswered: bytes = b"",
+        unanswered: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._on_made = on_made
         self._on_end = on_end
         self._unanswered = unanswered
         self._joined: PipeEnd | None = None
         self._has_sent = False
+        self._asked = b""  # only for `unanswered`
         self.early = b""  # came in the same read as what was before the pipe
         self.is_over = False
 
@@ -62,6 +67,8 @@ class PipeEnd(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._has_sent = True
+        if self._unanswered is not None and len(self._asked) < ASKED_BYTES_MAX:
+            self._asked += data[: ASKED_BYTES_MAX - len(self._asked)]
         if self._joined is None:
             self.early += data
         elif not self._joined.transport.is_closing():
@@ -92,12 +99,12 @@ class PipeEnd(asyncio.Protocol):
         """Answer in place of the other end, if that is due, and close; return whether it was."""
         other = self._joined
         if (
-            not self._unanswered
+            self._unanswered is None
             or not self._has_sent
             or (other is not None and other._has_sent)
             or self.transport.is_closing()
         ):
             return False
-        self.transport.write(self._unanswered)
+        self.transport.write(self._unanswered(self._asked))
         self.transport.close()
         return True

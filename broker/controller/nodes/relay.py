@@ -7,7 +7,7 @@ relay. Served here are clients that the leader has sent to the streams of this n
 silent, connections wait for LEADER_S_MAX, and probes for PROBE_S_MAX. Then HTTP is answered with
 503, and all others are closed; front doors come again. When the record names another leader or
 another term, all streams end, also those to a host that has vanished without a word. A call by HTTP
-that had no answer yet gets 503.
+that had no answer yet gets 503, or 502 if it must not be made twice.
 
 When this node begins to lead, its front doors come to its own controller. For other clients the
 relay goes on until that controller listens, and calls that came before that are answered by it.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -49,20 +50,39 @@ RELAYED_MAX: Final = 2048
 BACKLOG: Final = 128
 
 
-def _unavailable(error: bytes, reason: bytes) -> bytes:
-    """Return a response with the status 503."""
+# Clients may make a call again that is answered so.
+AGAIN: Final = b"503 Service Unavailable\r\nRetry-After: 1"
+# Clients are to look first whether the call was carried out.
+UNKNOWN: Final = b"502 Bad Gateway"
+
+
+def _response(status: bytes, error: bytes, reason: bytes) -> bytes:
     body = b'{"error":"%b","reason":"%b"}' % (error, reason)
     return (
-        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-        b"Connection: close\r\nRetry-After: 1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        b"HTTP/1.1 %b\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
     )
 
 
-NO_LEADER: Final = _unavailable(b"no_leader", b"no node of the cluster leads at present")
-SILENT: Final = _unavailable(b"no_leader", b"the node that leads does not answer")
-CUT_OFF: Final = _unavailable(
-    b"leader_lost", b"the node that leads has ended meanwhile; it may have carried out the call"
+LOST: Final = (
+    b"leader_lost",
+    b"the node that leads has ended meanwhile; it may have carried out the call",
 )
+NO_LEADER: Final = _response(AGAIN, b"no_leader", b"no node of the cluster leads at present")
+SILENT: Final = _response(AGAIN, b"no_leader", b"the node that leads does not answer")
+CUT_OFF: Final = _response(AGAIN, *LOST)
+CUT_OFF_CHANGE: Final = _response(UNKNOWN, *LOST)
+# What these do twice is what they do once. But each DELETE with a count purges more messages.
+REPEATABLE: Final = re.compile(rb"(GET|HEAD|OPTIONS|PUT) |DELETE (?!\S*[?&]count=)\S* ")
+
+
+def cut_off(asked: bytes) -> bytes:
+    """Return the response to a call whose leader was lost before it has answered.
+
+    asked: the beginning of the call. Nobody knows whether the call was carried out.
+    """
+    return CUT_OFF if REPEATABLE.match(asked) else CUT_OFF_CHANGE
+
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +177,7 @@ class Relay:
         self._lead = leader, term
 
     def _protocol(self, service: str) -> Callable[[], asyncio.Protocol]:
-        unanswered = b"" if service == CONTROL else CUT_OFF
+        unanswered = None if service == CONTROL else cut_off
         piped = partial(PipeEnd, partial(self._accepted, service), self._ended, unanswered)
         if service == CONTROL:
             return piped

@@ -80,6 +80,10 @@ _ERRORS: Final = {
         "Too many long answers to the caller's address are under way; "
         "ask again after `Retry-After` seconds."
     ),
+    "502": (
+        "In a cluster: the node that leads has ended meanwhile. "
+        "It may have carried out this call, which is not to be made twice."
+    ),
     "503": (
         "A part of the broker is away, a check found something, "
         "or too many long answers are under way."
