@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.real_broker import RealBroker, wait_until
 from tests.web import visits
-from tests.web.visits import Page, Visit, ask, expect, make, titled
+from tests.web.visits import Browser, Page, Visit, ask, expect, make, titled
 
 browser, visit, pytestmark = visits.browser, visits.visit, visits.needs_chromium
 
@@ -76,9 +76,11 @@ class Held:
     def let_go(self) -> None:
         """Let the broker answer, now and later, and wait until the page has an answer."""
         routes, self._routes = self._routes or [], None
-        with self._page.expect_response(self._pattern):
+        with self._page.expect_response(self._pattern) as first:
             for route in routes:
                 route.fallback()
+        first.value.finished()
+        self._page.evaluate("new Promise(requestAnimationFrame)")  # the page has read it
 
 
 def lists(page: Page, texts: list[str]) -> None:
@@ -134,6 +136,24 @@ def test_a_click_counts_though_the_first_rows_arrive_between_press_and_release(
     page.mouse.up()
     lists(page, BY_PREFETCH)
     assert middle_of(button) != empty  # the rows have moved the button
+
+
+def test_a_tap_counts_though_the_first_rows_arrive_before_the_finger_leaves(
+    browser: Browser, broker: RealBroker
+) -> None:
+    """The click of a finger comes after its release."""
+    with Visit(browser, broker, has_touch=True) as visit:
+        page = visit.log_in()
+        held = Held(page, LISTED)
+        go_by_menu(page, "Consumers")
+        held.wait()
+        x, y = middle_of(page.get_by_role("button", name="Prefetch"))
+        finger = visit.context.new_cdp_session(page)
+        point = {"x": x, "y": y}
+        finger.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [point]})
+        held.let_go()
+        finger.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        lists(page, BY_PREFETCH)
 
 
 def test_a_long_press_does_not_keep_answers_from_the_page(visit: Visit, broker: RealBroker) -> None:
