@@ -31,6 +31,7 @@ class FakeLinks:
     """Two shards that answer when the test says so."""
 
     def __init__(self) -> None:
+        self.of_cluster: list[int] | None = None
         self.links = self.known = [SimpleNamespace(shard=shard, up=True) for shard in range(2)]
         self.asked: list[tuple[int, Any, asyncio.Future[Any]]] = []
         self.told: list[tuple[int, Any]] = []
@@ -86,13 +87,13 @@ async def test_the_first_is_accounted_for_when_it_is_stored_and_when_it_is_not()
         copy.confirmed() if stored else copy.lost()
     asked.release()  # c was not published after all
     await asyncio.sleep(0)
-    assert links.told == [(home_of(EXCHANGE, 2), wire.DedupOutcome([1], [2, 3]))]
+    assert links.told == [(home_of(EXCHANGE, [0, 1]), wire.DedupOutcome([1], [2, 3]))]
 
 
 async def test_another_is_answered_as_the_first_whenever_that_is_known() -> None:
     service, links = door()
     asked = await asked_about(service, links, "abc", wire.STORED_BEFORE, wire.FOLLOWS, wire.FOLLOWS)
-    shard = home_of(EXCHANGE, 2)
+    shard = home_of(EXCHANGE, [0, 1])
     assert followed(asked, "a").said == ["ack"]
     early = followed(asked, "b")
     assert early.said == []
@@ -107,13 +108,13 @@ async def test_what_is_told_before_the_answer_is_looked_at_counts() -> None:
     task = asyncio.ensure_future(service.ask([want("a")]))
     await asyncio.sleep(0)
     links.answer(wire.FOLLOWS)
-    service.told(home_of(EXCHANGE, 2), wire.DedupOutcome([], [1]))
+    service.told(home_of(EXCHANGE, [0, 1]), wire.DedupOutcome([], [1]))
     assert followed(await task, "a").said == ["nack"]
 
 
 async def test_a_shard_that_is_away_is_not_asked_and_the_message_passes() -> None:
     service, links = door()
-    links.links[home_of(EXCHANGE, 2)].up = False
+    links.links[home_of(EXCHANGE, [0, 1])].up = False
     asked = await service.ask([want("a")])
     assert links.asked == [] and asked.take(EXCHANGE, ("str", "a")) == (None, False)
 
@@ -128,7 +129,7 @@ async def test_a_shard_that_does_not_answer_is_not_waited_for_and_hears_that_not
     links.answer(wire.FIRST, wire.STORED_BEFORE)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert links.told == [(home_of(EXCHANGE, 2), wire.DedupOutcome([], [1]))]
+    assert links.told == [(home_of(EXCHANGE, [0, 1]), wire.DedupOutcome([], [1]))]
 
 
 async def test_a_client_that_leaves_meanwhile_has_published_nothing() -> None:
@@ -141,13 +142,13 @@ async def test_a_client_that_leaves_meanwhile_has_published_nothing() -> None:
     links.answer(wire.FIRST)
     for _ in range(3):
         await asyncio.sleep(0)
-    assert links.told == [(home_of(EXCHANGE, 2), wire.DedupOutcome([], [1]))]
+    assert links.told == [(home_of(EXCHANGE, [0, 1]), wire.DedupOutcome([], [1]))]
 
 
 @pytest.mark.parametrize("how", ["restarted", "away", "silent"])
 async def test_who_follows_what_nobody_knows_any_more_is_told_no(how: str) -> None:
     service, links = door()
-    shard, now = home_of(EXCHANGE, 2), asyncio.get_running_loop().time()
+    shard, now = home_of(EXCHANGE, [0, 1]), asyncio.get_running_loop().time()
     asked = await asked_about(service, links, "a", wire.FOLLOWS)
     follower = followed(asked, "a")
     task = asyncio.ensure_future(service.ask([want("b")]))  # asked again: it waits
@@ -188,11 +189,32 @@ async def test_an_exchange_that_is_deleted_begins_anew() -> None:
     catalog = Catalog()
     service.catalog_changed(catalog)
     service.catalog_changed(catalog)
-    assert links.told == [(home_of(EXCHANGE, 2), wire.DedupForget("//x"))]
+    assert links.told == [(home_of(EXCHANGE, [0, 1]), wire.DedupForget("//x"))]
+
+
+async def test_front_doors_agree_on_who_remembers_though_one_knows_fewer_shards() -> None:
+    """A front door that is started while a node is down has not learnt of the shards there."""
+    exchanges = [ExchangePut("/", name, "fanout") for name in "abcdefgh"]
+    asked: set[frozenset[tuple[str, int]]] = set()
+    for known in ([0, 1, 3], [3, 0], [0]):
+        service, links = door()
+        links.links = [SimpleNamespace(shard=shard, up=True) for shard in range(4)]
+        links.known = [links.links[shard] for shard in known]
+        links.of_cluster = [0, 1, 3]  # 2 was lost with a node
+        homes = set()
+        for exchange in exchanges:
+            wanted = DedupId.of(exchange, RULE, ("str", "a"), None)
+            asking = asyncio.ensure_future(service.ask([wanted]))
+            await asyncio.sleep(0)
+            homes.add((exchange.name, links.asked[-1][0]))
+            asking.cancel()
+        asked.add(frozenset(homes))
+    (homes_of_all,) = asked
+    assert {shard for _, shard in homes_of_all} == {0, 1, 3}
 
 
 def test_a_queue_is_remembered_where_it_lives_and_ids_of_two_kinds_are_two() -> None:
-    assert home_of(QueuePut("/", "q", 5, 1), 2) == 1
+    assert home_of(QueuePut("/", "q", 5, 1), [0, 1]) == 1
     assert (
         len(
             {

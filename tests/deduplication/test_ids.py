@@ -28,6 +28,7 @@ class Remembering:
         self.queue = QueuePut(
             "/", "q", 7, 0, arguments={"x-message-deduplication": True, **arguments}
         )
+        self.of_cluster: list[int] | None = None
         self.links = self.known = [SimpleNamespace(shard=0, up=True)]
         self.now = 0
         self._shard = DedupIds()

@@ -45,6 +45,7 @@ class Links:
         self.packer = codec.Packer(shards)
         self.vhost = "/"
         self.waiting: list[Any] = []
+        self.of_cluster: list[int] | None = None
         self.links = self.known = [
             SimpleNamespace(shard=shard, up=True, epoch=1) for shard in range(shards)
         ]

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import zmq
@@ -74,11 +74,11 @@ class ShardLinks(LinksState):
     `incarnation` is the number of this process. `packer` holds the publishes of this pass, all of
     the virtual host `vhost`. `links` is indexed by shard, and `known` has those that there are:
     the shards of this node, and those of other nodes that the front door has learnt of.
-    `of_cluster` has the numbers of all shards of the cluster, if they are known, also of those that
-    nobody leads. Other shards were lost with a node that the cluster has forgotten; they are waited
-    for no more when their processes are gone, too. `due` says which shards are to be told something
-    else at the end of the pass. `local` is the lane to the shard of this process, whose number is
-    `local_shard`.
+    `of_cluster` has the numbers of all shards of the cluster in order, if they are known, also of
+    those that nobody leads. Other shards were lost with a node that the cluster has forgotten; they
+    are waited for no more when their processes are gone, too. `due` says which shards are to be
+    told something else at the end of the pass. `local` is the lane to the shard of this process,
+    whose number is `local_shard`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class ShardLinks(LinksState):
             for shard in range(shards)
         ]
         self.known = [self.links[shard] for shard in config.shards]
-        self.of_cluster: Collection[int] | None = None
+        self.of_cluster: Sequence[int] | None = None
         self._incarnation_here = here
         self.inbox = ShardInbox(
             _socket(self._context, zmq.PULL),

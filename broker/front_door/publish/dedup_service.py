@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -79,11 +79,14 @@ def key_of(thing: Thing) -> int | str:
     return thing.id if isinstance(thing, QueuePut) else f"{thing.vhost}/{thing.name}"
 
 
-def home_of(thing: Thing, shards: int) -> int:
-    """Return the number of the shard that remembers the ids of an exchange or queue."""
+def home_of(thing: Thing, shards: Sequence[int]) -> int:
+    """Return the number of the shard that remembers the ids of an exchange or queue.
+
+    shards: the numbers of all shards, in order.
+    """
     if isinstance(thing, QueuePut):
         return thing.shard
-    return zlib.crc32(f"{thing.vhost}/{thing.name}".encode()) % shards
+    return shards[zlib.crc32(f"{thing.vhost}/{thing.name}".encode()) % len(shards)]
 
 
 class Copy:
@@ -272,9 +275,9 @@ class DedupService:
 
     def _questions(self, ids: Iterable[DedupId]) -> Iterator[_Question]:
         shards: dict[int, list[DedupId]] = {}
-        links = self._links.links
+        links, homes = self._links.links, self._homes()
         for each in ids:
-            shards.setdefault(home_of(each.thing, len(self._links.known)), []).append(each)
+            shards.setdefault(home_of(each.thing, homes), []).append(each)
             if isinstance(each.thing, ExchangePut):
                 self._exchanges[each.thing.vhost, each.thing.name] = each.thing
         now = asyncio.get_running_loop().time()
@@ -283,6 +286,13 @@ class DedupService:
                 some = found[at : at + QUESTION_IDS_MAX]
                 yield _Question(self, shard, self._last_number + 1, some, now)
                 self._last_number += len(some)
+
+    def _homes(self) -> Sequence[int]:
+        """Return the numbers of all shards, in order.
+
+        All front doors of a cluster agree on them, also one that was started while a node was down.
+        """
+        return self._links.of_cluster or sorted(link.shard for link in self._links.known)
 
     def _send(self, question: _Question) -> asyncio.Future[wire.Control]:
         for number, copy in enumerate(question.copies, question.first):
@@ -348,6 +358,6 @@ class DedupService:
         for key, exchange in list(self._exchanges.items()):
             if catalog.exchange(*key) is None:
                 del self._exchanges[key]
-                shard = home_of(exchange, len(self._links.known))
+                shard = home_of(exchange, self._homes())
                 if self._links.links[shard].up:
                     self._links.tell(shard, wire.DedupForget(str(key_of(exchange))))
