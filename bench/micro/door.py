@@ -152,7 +152,8 @@ class Door:
         def send(ask: Ask) -> BindRun:
             assert isinstance(ask.what, BindMany)
             run = BindRun(runs, ask.what.vhost, ask.what.binds)
-            run.go_on(partial(around_key, ask, lambda message: bytes(4) + encode(message)))
+            message = partial(around_key, ask, run.source, run.queue)
+            run.go_on(lambda: message(lambda each: bytes(4) + encode(each)))
             return run
 
         requests = CatalogRequests(lambda _: None, send, runs)

@@ -123,8 +123,13 @@ def _takes_away(decision: Decision) -> bool:
 
 
 def is_in_force(request: AnyAsk) -> bool:
-    """Return whether the only front door has done what it asks for, and answered its client."""
+    """Return whether the only front door has done what it asks for."""
     return type(request) is BindMany and request.in_force
+
+
+def is_answered(request: AnyAsk) -> bool:
+    """Return whether the only front door has also answered its client."""
+    return type(request) is BindMany and request.in_force and not request.waited
 
 
 def _all_ahead(decided: list[Pending]) -> set[str]:
@@ -138,6 +143,28 @@ def server_name() -> str:
     """Return a name for a queue that was declared without one."""
     random = secrets.token_bytes(SERVER_NAME_BYTES)
     return SERVER_NAMED_PREFIX + base64.urlsafe_b64encode(random).decode()[:22]
+
+
+class Bell:
+    """An event for one waiter, which costs less than asyncio's: each batch waits for it."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: Future[None] | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> None:
+        if not self._is_set:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
 
 
 class Authority:
@@ -163,7 +190,7 @@ class Authority:
         self._connections = connections
         self._inbox: deque[Pending] = deque()
         self._inbox_things = 0
-        self._arrived = asyncio.Event()
+        self._arrived = Bell()
         self._room = asyncio.Event()
         self._room.set()
         self._caught_up = asyncio.Event()  # no request waits that is in force at a front door
@@ -189,7 +216,7 @@ class Authority:
         """
         self._inbox.append(Pending(request, owner, answer, asked_at=asked_at))
         self._inbox_things += things_asked(request)
-        if not is_in_force(request) or self._inbox_things >= BATCH_MAX:
+        if not is_answered(request) or self._inbox_things >= BATCH_MAX:
             self._arrived.set()
         elif self._caught_up.is_set():
             self._caught_up.clear()
@@ -339,8 +366,8 @@ class Authority:
 
     def _lacks_room(self, pending: Pending) -> bool:
         """Refuse a request for want of room, if there is none, before anything has changed."""
-        if is_in_force(pending.request):
-            return False  # it is answered, and is kept in memory at least
+        if is_answered(pending.request):
+            return False  # it is, and is kept in memory at least
         grows = isinstance(pending.request, GROWING)
         if not grows and not isinstance(pending.request, SHRINKING):
             return False
@@ -412,7 +439,7 @@ class Authority:
         at_once: list[Pending] = []
         later: list[Pending] = []
         for pending in decided:
-            if is_in_force(pending.request):  # answered before the changes, whatever else waits
+            if is_in_force(pending.request):  # before the changes, whatever else waits
                 pending.reply()
                 continue
             hears = self._front_doors.heard_by(pending.owner) and not _takes_away(pending.decision)

@@ -4,6 +4,10 @@ A run is one request to the controller, which goes to it in parts: each bind is 
 as a message of its own with the number of the request, and the controller answers how many of them
 it has decided on. So a bind that goes on with a run takes no more than a name that is decoded, a
 write and an entry in a list. binds_ahead.py begins runs and takes their answers.
+
+A client waits for the answers to some runs, because their bindings outlive the broker. Such a run
+has a pipe of its own, which the controller reads at once, and it goes on only while none of its
+binds is unanswered: what else the client says on the channel waits.
 """
 
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -34,13 +38,14 @@ cdef class BindRuns:
     - `epoch`: a run goes on while this is what it was when the run began
     - `unanswered`: binds that the controller has not answered
     - `pipe`: the file descriptor of the pipe to the controller; -1 if it cannot be used
+    - `waited_pipe`: that of the pipe for runs that a client waits for
     - `collected`: runs with bindings that are not in the copy of the catalog yet
     - `first`: called with a run before it is the only collected one
     """
 
     def __init__(self):
         self.epoch = self.unanswered = 0
-        self.pipe = NO_PIPE
+        self.pipe = self.waited_pipe = NO_PIPE
         self.collected = []
         self.first = None
 
@@ -51,6 +56,9 @@ cdef class BindRun:
     - `ends`: (exchange, queue, routing key) of each, the list of the request itself
     - `put_in`: how many of them are in the copy of the catalog
     - `is_collected`: whether the others wait to be put there
+    - `waits`: None if nobody waits for the answers. Its `begun()` is called when a bind has gone on
+      with the run, its `came(bound, code, text)` with the number of binds that are recorded, and
+      the code and text of a refusal of those behind them (code 0 if there is none)
     """
 
     def __init__(self, BindRuns runs not None, str vhost not None, list ends not None):
@@ -106,7 +114,10 @@ cdef class BindRun:
         cdef uint8_t message[PIPE_BUF]
         cdef size_t head, tail, at
         cdef uint32_t length
-        if self.epoch != runs.epoch or runs.pipe < 0 or runs.unanswered >= C_UNANSWERED_MAX:
+        cdef int pipe = runs.pipe if self.waits is None else runs.waited_pipe
+        if self.epoch != runs.epoch or pipe < 0 or runs.unanswered >= C_UNANSWERED_MAX:
+            return False
+        if self.waits is not None and self.ends:
             return False
         try:
             text = PyUnicode_DecodeUTF8(<const char *> key, size, NULL)
@@ -132,9 +143,11 @@ cdef class BindRun:
         length = at - PREFIX_BYTES
         message[0], message[1] = length & 0xFF, length >> 8
         message[2] = message[3] = 0
-        if c_write(runs.pipe, message, at) != <ssize_t> at:
+        if c_write(pipe, message, at) != <ssize_t> at:
             return False
         self.ends.append((self.source, self.queue, text))
         runs.unanswered += 1
         self.collect()
+        if self.waits is not None:
+            self.waits.begun()
         return True

@@ -275,7 +275,7 @@ cdef class SocketState:
 
 cdef class BindRuns:
     cdef public long epoch, unanswered
-    cdef public int pipe
+    cdef public int pipe, waited_pipe
     cdef public list collected
     cdef public object first
 
@@ -289,6 +289,7 @@ cdef class BindRun:
     cdef long epoch
     cdef object around
     cdef bytes head, tail
+    cdef public object waits
 
     cdef bint collect(self) except -1
     cdef bint add(self, const uint8_t *key, size_t size) except -1

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from shardmq.broker.amqp.frames import Sizes
 from shardmq.shardd.wire.codec import Packer, Tally
@@ -297,12 +297,18 @@ class BindRuns:
     epoch: int
     unanswered: int
     pipe: int
+    waited_pipe: int
     collected: list[BindRun]
     first: Callable[[BindRun], None]
     def __init__(self) -> None: ...
 
+class _RunWaits(Protocol):
+    def begun(self) -> None: ...
+    def came(self, bound: int, code: int, text: str) -> None: ...
+
 class BindRun:
     put_in: int
+    waits: _RunWaits | None
     is_collected: bool
     @property
     def vhost(self) -> str: ...

@@ -47,7 +47,7 @@ class ShortWay:
         channels: Any,
         waiting: Any,
         cache: Any,
-        bind: Callable[[Any, list[tuple[str, str, str]]], BindRun | None],
+        bind: Callable[[Any, list[tuple[str, str, str]], bool], BindRun | None],
         failed: Callable[[BaseException], None],
     ) -> Inlet: ...
 

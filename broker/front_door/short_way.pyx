@@ -227,8 +227,9 @@ cdef class ShortWay:
 
         `socket` is its ClientSocket, `channels` its channels by number, `waiting` those with work
         that is not done, `cache` the RouteCache of its user. `bind` puts binds of a channel in
-        force that need not wait for an answer, and returns the run that they begin, None if they
-        have to wait. `failed` ends the connection for an error of ours, which it is given.
+        force, and returns the run that they begin, None if they have to wait for the controller
+        first. If the run has `waits`, that answers them. `failed` ends the connection for an error
+        of ours, which it is given.
         """
         cdef Inlet made = Inlet.__new__(Inlet)
         made.way = self
@@ -402,9 +403,10 @@ cdef class Inlet:
         return 0
 
     cdef bint bind(self, const uint8_t *base, size_t *position, size_t end) except -1:
-        """Have binds put in force that need not wait for an answer, and answer them.
+        """Have binds put in force that need not wait for the controller.
 
-        Return whether there are some at `position`.
+        Return whether there are some at `position`. They are answered, unless their run has
+        `waits`, which then answers them.
         """
         cdef SocketState socket = self.socket
         cdef Incoming amqp = self.amqp
@@ -430,13 +432,13 @@ cdef class Inlet:
             channel = self.channels.get(number) if ends else None
             if channel is None or not channel.is_open:
                 return False
-            run = self.binds(channel, ends)
+            run = self.binds(channel, ends, nowait)
             if run is None:
                 return False
             self.run = run
             self.bound = beginning_of_bind(base + position[0])
         position[0] = at
-        if not nowait:
+        if not nowait and self.run.waits is None:
             memcpy(answer, BIND_OK, BIND_OK_BYTES)
             answer[1], answer[2] = number >> 8, number & 0xff
             bind_ok = PyBytes_FromStringAndSize(<const char *> answer, BIND_OK_BYTES)

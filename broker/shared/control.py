@@ -328,10 +328,13 @@ class BindMany(Request, tag="bind.many", frozen=True):
     `in_force`: the binds are between one exchange and one queue, the only front door has put them
     in force, and the client is answered. Such a request is answered before the Changes that it is
     part of. It may come in parts, each with the same id (binds_pipe).
+
+    `waited`: they are in force, but the client is not answered. It waits until they are recorded.
     """
 
     binds: list[tuple[str, str, str]]
     in_force: bool = False
+    waited: bool = False
 
 
 class Unbind(Request, tag="unbind", frozen=True):
@@ -400,13 +403,14 @@ AnyRequest = (
 )  # fmt: skip
 
 
-def binds_pipe(door: int, incarnation: int) -> str:
+def binds_pipe(door: int, incarnation: int, waited: bool = False) -> str:
     """Return the name of the pipe by which a front door tells of binds ahead.
 
-    It lies beside the socket of the controller, from the hello of the front door until the
-    controller has opened it. It has requests of the kind Ask, as the stream has them.
+    There is another one for binds that a client waits for (`waited`). Both lie beside the socket of
+    the controller, from the hello of the front door until the controller has opened them. They have
+    requests of the kind Ask, as the stream has them.
     """
-    return f"binds-{door}-{incarnation}.pipe"
+    return f"binds-{door}-{incarnation}{'-waited' if waited else ''}.pipe"
 
 
 def things_asked(request: Any) -> int:

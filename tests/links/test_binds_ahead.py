@@ -1,8 +1,9 @@
-"""A bind that is answered ahead of the controller is in force from then on, as long as it may be.
+"""A bind that is put in force ahead of the controller is in force as long as it may be.
 
 Random histories: clients of the only front door bind and unbind, an operator deletes and declares,
 and the controller decides in batches in an order of its own. What was answered ahead holds at each
 moment unless an end of it has gone, and in the end the front door has what the controller has.
+Clients hear of what outlives the broker when it is recorded, and of each bind once.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from shardmq.broker.shared.control import (
 ME = "0.1.1"
 OWNERS = ME, "0.1.2"
 CONNECTS_MAX = 3  # fewer than a request may outlive
-QUEUES, EXCHANGES, KEYS = ("q", "r"), ("e", "f"), ("j", "k")
+QUEUES, EXCHANGES, KEYS = ("q", "r", "kept"), ("e", "f", "lasting"), ("j", "k")
+LASTING = "kept", "lasting"
 
 
 class Listener:
@@ -119,6 +121,35 @@ class Pipe:
         os.close(self.fd)
 
 
+class Client:
+    """A client that waits for the binds of its channel that outlive the broker.
+
+    recorded: those that the controller has recorded since the client waits for them.
+    wrong: answers that the client must not get.
+    """
+
+    def __init__(self) -> None:
+        self.is_waiting = False
+        self.binds: list[tuple[str, str, str]] = []
+        self.recorded: set[tuple[str, str, str]] = set()
+        self.bound = self.refused = 0
+        self.wrong: list[str] = []
+
+    def begun(self) -> None:
+        assert not self.is_waiting
+        self.is_waiting = True
+        self.recorded.clear()
+
+    def came(self, bound: int, code: int, text: str) -> None:
+        if not self.is_waiting or bound != min(bound if code else bound + 1, len(self.binds)):
+            self.wrong.append(f"{bound} of {len(self.binds)} answered, {code}")
+        if not self.recorded.issuperset(self.binds[:bound]):
+            self.wrong.append("answered, but not recorded")
+        self.is_waiting = False
+        self.bound += bound
+        self.refused += bool(code)
+
+
 class World:
     """A front door's link, and a controller that keeps its catalog in memory."""
 
@@ -128,6 +159,9 @@ class World:
         self.answers_first = answers_first
         # Binds ahead overtake the other requests.
         self.pipe = Pipe() if has_pipe else None
+        self.waited_pipe = Pipe()
+        self.clients = {owner: Client() for owner in OWNERS}
+        self.records = True  # before it answers
         self.in_pipe: list[Ask] = []  # read, not decided
         self.refusals = refusals  # the share of binds ahead that are refused, whatever they are
         self.listener = Listener()
@@ -153,8 +187,11 @@ class World:
         self.catalog.apply_all(
             [
                 VhostPut("/"),
-                *(ExchangePut("/", name, "direct", durable=False) for name in EXCHANGES),
-                *(QueuePut("/", name, id, 0, durable=False) for id, name in enumerate(QUEUES, 1)),
+                *(ExchangePut("/", name, "direct", durable=name in LASTING) for name in EXCHANGES),
+                *(
+                    QueuePut("/", name, id, 0, durable=name in LASTING)
+                    for id, name in enumerate(QUEUES, 1)
+                ),
             ]
         )
         self.of_operator: deque[Any] = deque()
@@ -168,10 +205,12 @@ class World:
         """Begin a stream of the link: what was on the way is lost."""
         self.link._requests.up = False
         self.stream = self.link._stream = Stream()  # type: ignore[assignment]
-        self.link._runs.pipe = NO_PIPE
+        self.link._runs.pipe = self.link._runs.waited_pipe = NO_PIPE
         if self.pipe is not None:
             self.pipe.close()
-            self.pipe = self.link._binds = Pipe()  # type: ignore[assignment]
+            self.waited_pipe.close()
+            self.pipe, self.waited_pipe = Pipe(), Pipe()
+            self.link._binds = {False: self.pipe, True: self.waited_pipe}  # type: ignore[dict-item]
             self.in_pipe.clear()
         self.link._coming = Catalog()
         self.to_door.clear()
@@ -181,23 +220,36 @@ class World:
         assert self.link.ahead is not None
         self.link.ahead.queue_is_there("/", name)
 
-    def bind(self, source: str, queue: str, key: str, owner: str = ME) -> bool:
-        """Bind ahead if this may be, as an inlet or the pipeline of a channel does."""
+    def bind(
+        self, source: str, queue: str, key: str, owner: str = ME, more: tuple[str, ...] = ()
+    ) -> bool:
+        """Bind ahead if this may be, as an inlet or the pipeline of a channel does.
+
+        There may be `more` keys.
+        """
         ahead = self.link.ahead
         assert ahead is not None
+        client = self.clients[owner] if ahead.outlive("/", source, queue) else None
+        if client is not None and client.is_waiting:
+            return False  # its channel is busy
+        ends = [(source, queue, each) for each in (key, *more)]
+        if client is not None:
+            client.binds = ends
         run = self.runs.get((owner, source, queue))
-        if run is not None and run.bind(key.encode()):
+        if not more and run is not None and run.bind(key.encode()):
             self.gone_on += 1
+            assert client is None or client.is_waiting
             return True
-        ends = [(source, queue, key)]
         judged = self.judged.get((source, queue))
         if judged != ahead.epoch:
             if not ahead.may_bind("/", source, queue):
                 return False
             self.judged[source, queue] = ahead.epoch
-        run = ahead.bind("/", ends, owner, "guest")
+        run = ahead.bind("/", ends[:], owner, "guest", client)
         if run is not None:
             self.runs[owner, source, queue] = run
+            if client is not None:
+                client.begun()
         return run is not None
 
     def ask(self, what: Any) -> None:
@@ -216,13 +268,17 @@ class World:
                 others = True
             elif of_door:
                 for ask, parts in self.next_of(of_door):
-                    is_ahead = in_force(ask)
+                    is_ahead, done = in_force(ask), {}
                     if is_ahead and dice.random() < self.refusals:
-                        code = 403
+                        code, done = 403, {"done": dice.randrange(len(ask.what.binds))}
+                        self.change(BindMany("/", ask.what.binds[: done["done"]]), ME, changes)
                     else:
                         code = self.change(ask.what, ME, changes)
+                    if is_ahead and self.records:
+                        bound = done.get("done", 0) if code else len(ask.what.binds)
+                        self.clients[ask.owner].recorded.update(ask.what.binds[:bound])
                     others = others or not is_ahead or code != 0
-                    result = {"binds": parts} if parts else {}
+                    result = {**done, "binds": parts} if parts else done
                     answer = Answer(ask.id, code, "why" if code else "", result)
                     (ahead if is_ahead and self.answers_first else answers).append(answer)
         self.to_door.extend(ahead)
@@ -235,6 +291,7 @@ class World:
         """Return what the front door asks, with what is in its pipe first."""
         if self.pipe is not None:
             self.in_pipe += self.pipe.read()
+            self.in_pipe += self.waited_pipe.read()
         return [*self.in_pipe, *(each for each in self.stream.sent if isinstance(each, Ask))]
 
     def next_of(self, of_door: list[Ask]) -> list[tuple[Ask, int]]:
@@ -279,20 +336,25 @@ def bindings_of(catalog: Catalog) -> set[tuple[str, str, str]]:
     }
 
 
-def play(seed: int, *, answers_first: bool = True, refusals: float = 0.0) -> tuple[int, int]:
+def play(
+    seed: int, *, answers_first: bool = True, refusals: float = 0.0, records: bool = True
+) -> tuple[int, int, int]:
     """Play a history.
 
-    Return how many binds were answered ahead, and how many of them went on with a run.
+    Return how many binds were put in force ahead, how many of them went on with a run, and how many
+    clients waited for.
     """
     dice = random.Random(seed)
     world = World(answers_first, refusals, has_pipe=seed % 2 == 1)
+    world.records = records
     answered = connects = 0
     unanswered: list[tuple[str, str, str]] = []
     for _ in range(60):
         chance = dice.random()
         ends = dice.choice(EXCHANGES), dice.choice(QUEUES), dice.choice(KEYS)
         if chance < 0.35:
-            if world.bind(*ends, dice.choice(OWNERS)):
+            more = ("j", "l") if dice.random() < 0.2 else ()
+            if world.bind(*ends, dice.choice(OWNERS), more):
                 answered += 1
                 assert dice.random() < 0.5 or ends in world.routed()
         elif chance < 0.45:
@@ -311,9 +373,10 @@ def play(seed: int, *, answers_first: bool = True, refusals: float = 0.0) -> tup
                 )
             )
         elif chance < 0.7:
-            world.of_operator.append(QueueDeclare("/", ends[1], False, False, False, {}))
+            durable = [name in LASTING for name in ends]
+            world.of_operator.append(QueueDeclare("/", ends[1], durable[1], False, False, {}))
             world.of_operator.append(
-                ExchangeDeclare("/", ends[0], "direct", False, False, False, {})
+                ExchangeDeclare("/", ends[0], "direct", durable[0], False, False, {})
             )
         elif chance < 0.85:
             world.decide(dice.randrange(1, 4), dice)
@@ -339,13 +402,15 @@ def play(seed: int, *, answers_first: bool = True, refusals: float = 0.0) -> tup
     assert world.bound() == bindings_of(world.catalog), seed
     assert not world.link._requests.runs() and not world.link._runs.unanswered
     assert world.link.ahead is not None and not world.link.ahead._new
-    return answered, world.gone_on
+    for client in world.clients.values():
+        assert not client.is_waiting and not client.wrong, (seed, client.wrong)
+    return answered, world.gone_on, sum(client.bound for client in world.clients.values())
 
 
 @pytest.mark.parametrize("seed", range(0, 400, 50))
-def test_binds_that_are_answered_ahead_hold(seed: int) -> None:
-    answered, gone_on = map(sum, zip(*map(play, range(seed, seed + 50)), strict=True))
-    assert answered > 100 and gone_on > 20
+def test_binds_that_are_put_in_force_ahead_hold(seed: int) -> None:
+    answered, gone_on, waited = map(sum, zip(*map(play, range(seed, seed + 50)), strict=True))
+    assert answered > 100 and gone_on > 15 and waited > 10
 
 
 @pytest.mark.parametrize("seed", range(0, 400, 50))
@@ -371,19 +436,97 @@ def test_a_controller_that_answers_behind_its_changes_is_caught() -> None:
             play(seed, answers_first=False)
 
 
-def test_what_outlives_the_broker_waits_for_the_controller() -> None:
-    world = World()
-    world.catalog.apply(ExchangePut("/", "lasting", "direct", durable=True))
-    world.catalog.apply(QueuePut("/", "kept", 90, 0, durable=True))
+def test_a_controller_that_answers_before_it_records_is_caught() -> None:
+    with pytest.raises(AssertionError, match="not recorded"):
+        for seed in range(50):
+            play(seed, records=False)
+
+
+def test_clients_wait_for_what_outlives_the_broker() -> None:
+    world, client = World(has_pipe=True), Client()
     world.catalog.apply(QueuePut("/", "own", 91, 0, durable=True, owner=ME))
     world.connect()
     world.handle(1)
-    for name in ("kept", "own"):
-        world.there(name)
-    assert not world.bind("lasting", "kept", "k")
-    assert world.bind("lasting", "own", "k")
-    assert world.bind("lasting", "q", "k")
-    assert world.bind("e", "kept", "k")
+    world.there("own")
+    client = world.clients[ME]
+    for source, queue in (("lasting", "own"), ("lasting", "q"), ("e", "kept")):
+        assert world.bind(source, queue, "k") and not client.is_waiting
+    assert world.bind("lasting", "kept", "k") and client.is_waiting
+    world.decide(1, random.Random(1))
+    assert client.is_waiting
+    world.handle(1)
+    world.handle(len(world.to_door))
+    assert client.bound == 1 and world.bound() == bindings_of(world.catalog)
+
+
+def test_without_a_pipe_of_their_own_binds_that_outlive_the_broker_wait() -> None:
+    world = World()
+    assert not world.bind("lasting", "kept", "k") and world.bind("e", "q", "k")
+    sent = len(world.stream.sent)
+    assert not world.bind("lasting", "kept", "k" * 5000) and len(world.stream.sent) == sent
+
+
+def test_a_run_goes_on_while_the_client_waits_for_none_of_it() -> None:
+    world, dice = World(has_pipe=True), random.Random(1)
+    for at in range(5):
+        assert world.bind("lasting", "kept", f"k{at}") and world.gone_on == at
+        assert world.link._requests.runs() and world.link._runs.unanswered == 1
+        run = world.runs[ME, "lasting", "kept"]
+        assert not run.bind(b"other") and len(run.ends) == 1
+        world.decide(1, dice)
+        world.handle(len(world.to_door))
+        assert not world.link._requests.runs() and not world.link._runs.unanswered
+    assert world.clients[ME].bound == 5 and len(world.bound()) == 5
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["begun", "gone on"])
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_controller_that_is_killed_is_asked_again(goes_on: bool, is_recorded: bool) -> None:
+    world, dice = World(has_pipe=True), random.Random(1)
+    if goes_on:
+        assert world.bind("lasting", "kept", "j")
+        world.decide(1, dice)
+        world.handle(len(world.to_door))
+    assert world.bind("lasting", "kept", "k") and world.gone_on == goes_on
+    if is_recorded:
+        world.decide(1, dice)  # the answer is lost
+    world.connect()
+    world.handle(1)
+    client = world.clients[ME]
+    assert client.is_waiting and ("lasting", "kept", "k") in world.bound()
+    (ask,) = world.of_door()
+    assert ask.what == BindMany("/", [("lasting", "kept", "k")], True, True)
+    world.decide(1, dice)
+    world.handle(len(world.to_door))
+    assert client.bound == 1 + goes_on and not client.is_waiting
+    assert world.bound() == bindings_of(world.catalog)
+
+
+def test_those_in_front_of_a_refused_one_are_kept() -> None:
+    world = World(has_pipe=True)
+    assert world.bind("lasting", "kept", "a", more=("b", "c"))
+    (ask,), client = world.of_door(), world.clients[ME]
+    client.recorded.add(("lasting", "kept", "a"))
+    world.to_door.append(Answer(ask.id, 404, "gone", {"binds": 3, "done": 1}))
+    world.handle(1)
+    assert (client.bound, client.refused, client.is_waiting) == (1, 1, False)
+    assert world.bound() == {("lasting", "kept", "a")}
+
+
+def test_an_answer_that_cannot_be_taken_is_a_fault_for_who_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(has_pipe=True)
+    assert world.bind("lasting", "kept", "a")
+    (ask,), client = world.of_door(), world.clients[ME]
+
+    def fail() -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(world.link.ahead, "put_in", fail)
+    world.to_door.append(Answer(ask.id, 0, "", {"binds": 1}))
+    world.handle(1)
+    assert (client.bound, client.refused, client.is_waiting) == (0, 1, False)
 
 
 def test_a_queue_that_may_not_be_at_its_shard_yet_waits() -> None:
@@ -511,13 +654,15 @@ def test_a_run_that_cannot_begin_is_not_counted(has_pipe: bool) -> None:
 def test_the_bind_that_goes_on_is_the_request_that_python_would_write(seed: int) -> None:
     dice = random.Random(seed)
     encode, names = Stream().encode, ["", "q", "\u00e9" * 31, "x" * 255, "?" * 32]
-    for _ in range(200):
-        runs, pipe = BindRuns(), Pipe()
+    for at in range(200):
+        runs, pipe, waited = BindRuns(), Pipe(), at % 2 == 1
         runs.first = lambda run: None
         runs.pipe = pipe.fd
         first = Ask(
             dice.choice([1, 127, 128, 70_000, 1 << 40]),
-            BindMany(dice.choice(names), [(dice.choice(names), dice.choice(names), "")], True),
+            BindMany(
+                dice.choice(names), [(dice.choice(names), dice.choice(names), "")], True, waited
+            ),
             dice.choice(names),
             dice.choice(names),
         )
@@ -525,10 +670,10 @@ def test_the_bind_that_goes_on_is_the_request_that_python_would_write(seed: int)
         source, queue, _ = first.what.binds[0]
         run = BindRun(runs, first.what.vhost, first.what.binds)
         assert not run.bind(b"k")  # it does not go on yet
-        run.go_on(partial(around_key, first, encode))
+        run.go_on(partial(around_key, first, source, queue, encode))
         for key in dice.sample([*names, "y" * 31, "z" * 256][:6], 3):
             assert run.bind(key.encode())
-            what = BindMany(first.what.vhost, [(source, queue, key)], True)
+            what = BindMany(first.what.vhost, [(source, queue, key)], True, waited)
             expected = Ask(first.id, what, first.owner, first.user)
             assert os.read(pipe._read, 1 << 16) == encode(expected)
             assert run.ends[-1] == (source, queue, key)

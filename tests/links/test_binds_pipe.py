@@ -85,6 +85,28 @@ async def test_one_wake_up_reads_what_came_meanwhile(
     controller.close()
 
 
+async def test_binds_that_a_client_waits_for_are_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binds_pipe, "WAITS_S", 1000.0)
+    came: list[bytes] = []
+    door = BindsPipe(str(tmp_path / "control.sock"), 0, 1, waited=True)
+    assert opened(tmp_path, 0, 1, came.append) is None  # it is another one
+    controller = opened(tmp_path, 0, 1, came.append, waited=True)
+    assert controller is not None
+    door.answered()
+    async with asyncio.timeout(10):
+        for turn in range(1, 4):
+            assert door.write(b"a")
+            while len(came) < turn:
+                await asyncio.sleep(0)
+        door.close()
+        while not controller.is_over:  # the end is seen once
+            await asyncio.sleep(0)
+    assert came == [b"a"] * 3 and controller._timer is None
+    controller.close()
+
+
 @pytest.mark.parametrize("read_bytes", [64 << 10, 2], ids=["at once", "in parts"])
 @pytest.mark.parametrize("is_woken", [False, True], ids=["at its end", "woken"])
 async def test_a_front_door_that_dies_is_read_to_its_end(

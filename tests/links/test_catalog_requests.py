@@ -229,7 +229,7 @@ def test_an_answer_to_binds_that_cannot_be_taken_leaves_nothing_unanswered() -> 
         assert isinstance(ask.what, BindMany)
         return BindRun(runs, ask.what.vhost, ask.what.binds)
 
-    def fail(run: BindRun, count: int, answer: Answer) -> None:
+    def fail(run: BindRun, count: int, bound: int, answer: Answer) -> None:
         raise ValueError("a fault of ours")
 
     requests = CatalogRequests(lambda ask: None, send, runs)

@@ -214,3 +214,32 @@ async def test_a_front_door_is_told_of_changes_unless_it_alone_has_made_them(
         door.flush()
     changes = Changes(1, [] if is_spared else [change], False)
     assert [wire.written for wire in wires] == [links.encode(changes)] * len(doors)
+
+
+@pytest.mark.parametrize("waited", [False, True])
+async def test_a_front_door_in_step_is_not_told_of_the_version_that_it_has_made(
+    waited: bool,
+) -> None:
+    links_made, _ = made(DOOR)
+    wire = come(links_made, hello(DOOR))
+    (door,) = links_made.doors()
+    change, owner = BindingPut("/", "e", "queue", "q", "k"), f"{DOOR}.{INCARNATION}.1"
+    links_made.receive(door, Applied(0))
+    called: list[int] = []
+    for version in (1, 2):
+        wire.written = b""
+        links_made.hand_out(version, [change], waited=waited, by={owner})
+        links_made.when_in_force(version, lambda: called.append(1))
+        door.flush()
+        told = links.encode(Changes(version, [], waited)) if waited else b""
+        assert wire.written == told and len(called) == (0 if waited else version)
+    links_made.receive(
+        door, Applied(1)
+    )  # said before it was known that the front door has the second
+    assert len(called) == (1 if waited else 2)
+    links_made.receive(door, Applied(2))
+    links_made.hand_out(3, [change], waited=False)
+    links_made.when_in_force(3, lambda: called.append(1))
+    assert len(called) == 2
+    links_made.receive(door, Applied(3))
+    assert len(called) == 3

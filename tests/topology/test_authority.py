@@ -447,6 +447,67 @@ async def test_a_bind_in_force_is_kept_without_room_and_refused_without_its_queu
     assert [code for code, _ in seen] == [0, 404]
 
 
+def bind_waited(world: World, keys: str, seen: list[tuple[int, str, dict[str, Any]]]) -> None:
+    """Submit binds that are in force at a front door, whose client waits for the answer."""
+    world.authority.submit(
+        BindMany("/", [("amq.topic", "q", key) for key in keys], True, True),
+        ME,
+        lambda *answer: seen.append(answer),
+    )
+
+
+async def test_who_waits_for_binds_in_force_hears_when_they_are_synced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authority, "IN_FORCE_WAITS_S", NEVER_S)
+    await world.ask(declare())
+    before, syncs, seen = len(world.doors.told), world.definitions.syncs, list[Any]()
+    world.definitions.sync_s = 0.05
+    bind_waited(world, "a", seen)
+    while world.definitions.syncs == syncs:
+        await turn()
+    for key in "bcd":  # they share the next sync
+        bind_waited(world, key, seen)
+    for _ in range(5):
+        assert seen == [] or world.definitions.syncs > syncs + 1 or len(seen) == 1
+        await turn()
+    async with asyncio.timeout(60):
+        while len(seen) < 4:
+            await turn()
+    assert seen == [(0, "", {})] * 4 and world.definitions.syncs == syncs + 2
+    await turn()
+    assert world.doors.told_by[before:] == [{ME}, {ME}] and world.agree()
+
+
+async def test_who_waits_for_binds_in_force_hears_of_the_first_that_is_refused(
+    world: World,
+) -> None:
+    await world.ask(declare())
+    seen = list[Any]()
+    many = [("amq.topic", "q", "a"), ("amq.topic", "gone", "b"), ("amq.topic", "q", "c")]
+    world.authority.submit(BindMany("/", many, True, True), ME, lambda *each: seen.append(each))
+    async with asyncio.timeout(60):
+        while not seen:
+            await turn()
+    assert seen == [(404, "no queue 'gone' in vhost '/'", {"done": 1})]
+    assert [b.routing_key for b in world.catalog.vhosts["/"].bindings_to("queue", "q")] == ["a"]
+    await turn()
+    assert world.doors.told_by[-1] == set() and len(world.doors.told[-1]) == 1
+
+
+async def test_binds_in_force_that_a_client_waits_for_are_refused_without_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.ask(declare())
+    monkeypatch.setattr(world.definitions, "lacks_room", lambda changes, grows=True: "full")
+    seen = list[Any]()
+    bind_waited(world, "a", seen)
+    async with asyncio.timeout(60):
+        while not seen:
+            await turn()
+    assert seen == [(507, "full", {})] and not list(world.catalog.vhosts["/"].bindings())
+
+
 async def test_a_bind_in_force_whose_answer_fails_ends_no_other_request(world: World) -> None:
     await world.ask(declare(durable=False))
     codes = list[int]()

@@ -12,6 +12,8 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp.errors import ChannelException
 from shardmq.broker.amqp.events import Binds
+from shardmq.broker.front_door.hot_state import BindRun, BindRuns
+from shardmq.broker.front_door.links.catalog_requests import RunWaits
 from shardmq.broker.front_door.topology import pipeline
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
@@ -24,6 +26,7 @@ from shardmq.broker.shared.control import (
     BindMany,
 )
 from tests.support.catalogs import state
+from tests.support.fake_binds_ahead import NOWHERE
 from tests.topology.topology_play import PLAIN, SOURCE, Driver, FakeSession, run
 
 Exchange, Queue = commands.Exchange, commands.Queue
@@ -190,6 +193,123 @@ def test_names_may_be_of_any_letters() -> None:
         driver.receive(method)
         await driver.finish()
         assert driver.replies[-1] == "Queue.DeclareOk" and driver.failures == []
+
+    run(scenario)
+
+
+class Ahead:
+    """Binds that are put in force ahead, all of which outlive the broker."""
+
+    epoch = 0
+
+    def __init__(self) -> None:
+        self.runs = BindRuns()
+        self.runs.first = lambda run: None
+        self.runs.waited_pipe = NOWHERE
+        self.run: BindRun | None = None
+
+    def may_bind(self, vhost: str, source: str, queue: str) -> bool:
+        return True
+
+    def outlive(self, vhost: str, source: str, queue: str) -> bool:
+        return True
+
+    def bind(
+        self, vhost: str, ends: list[Any], owner: str, user: str, waits: RunWaits
+    ) -> BindRun | None:
+        self.run = BindRun(self.runs, vhost, ends)
+        self.run.go_on(lambda: (b"head", b"tail"))
+        self.run.waits = waits
+        return self.run
+
+    def queue_is_there(self, vhost: str, name: str) -> None: ...
+
+    def answer(self, count: int, bound: int, code: int = 0) -> None:
+        """Answer the first binds of the run; so many of them are recorded."""
+        assert self.run is not None and self.run.waits is not None
+        self.run.answered(count)
+        self.run.waits.came(bound, code, "no queue")
+
+
+def waiting_driver() -> tuple[Driver, Ahead]:
+    driver, ahead = Driver(FakeSession(SOURCE, PLAIN)), Ahead()
+    driver.controller.ahead = ahead  # type: ignore[assignment]
+    return driver, ahead
+
+
+ENDS = [("e", "q", "a"), ("e", "q", "b"), ("e", "q", "c")]
+
+
+def test_binds_of_a_run_are_answered_when_they_are_recorded_and_in_order() -> None:
+    async def scenario() -> None:
+        driver, ahead = waiting_driver()
+        assert driver.pipeline.bind_at_once(ENDS[:], False) and driver.pipeline.busy
+        assert driver.waits == 1 and driver.replies == []
+        assert driver.pipeline.bind_at_once(ENDS[:], False) is None
+        driver.receive(
+            Binds(1, ENDS[:1], False), Queue.Declare(queue="new"), Queue.Purge(queue="q")
+        )
+        await driver.settle()
+        driver.controller.answer_all()  # before the run is
+        await driver.settle()
+        assert driver.replies == [] and driver.pipeline.busy and driver.idle == 0
+        ahead.answer(1, 1)
+        assert driver.replies == [] and driver.pipeline.busy
+        ahead.answer(2, 2)
+        await driver.finish()
+        assert driver.replies == [*["Queue.BindOk"] * 4, "Queue.DeclareOk", "Queue.PurgeOk"]
+        assert driver.idle == 1 and driver.failures == []
+
+    run(scenario)
+
+
+def test_a_run_goes_on_when_its_binds_are_answered() -> None:
+    async def scenario() -> None:
+        driver, ahead = waiting_driver()
+        made = driver.pipeline.bind_at_once(ENDS[:1], False)
+        assert made is not None and not made.bind(b"early")
+        for at in range(1, 4):
+            ahead.answer(1, 1)
+            assert driver.replies == ["Queue.BindOk"] * at and driver.idle == at
+            assert not driver.pipeline.busy
+            assert made.bind(b"k") and driver.pipeline.busy and driver.waits == at + 1
+        driver.pipeline.close()
+        ahead.answer(1, 1)
+        assert len(driver.replies) == 3 and driver.idle == 3
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+def test_a_run_that_is_refused_is_answered_as_far_as_it_went(bound: int) -> None:
+    async def scenario() -> None:
+        driver, ahead = waiting_driver()
+        made = driver.pipeline.bind_at_once(ENDS[:], False)
+        driver.receive(Queue.Declare(queue="later", arguments={"x": 1}))
+        ahead.answer(3, bound, 404)
+        await driver.settle()
+        assert driver.replies == ["Queue.BindOk"] * bound and driver.idle == 0
+        assert [str(error.text) for error in driver.failures] == ["no queue"]  # type: ignore[attr-defined]
+        assert driver.controller.asked == [] and made is not None and not made.bind(b"k")
+
+    run(scenario)
+
+
+def test_a_channel_that_has_ended_leaves_no_run_to_the_next_of_its_number() -> None:
+    async def scenario() -> None:
+        driver, ahead = waiting_driver()
+        made = driver.pipeline.bind_at_once(ENDS[:1], False)
+        ahead.answer(1, 1)
+        driver.pipeline.close()
+        assert made is not None and not made.bind(b"k") and driver.replies == ["Queue.BindOk"]
+
+    run(scenario)
+
+
+def test_who_wants_no_answer_goes_the_usual_way() -> None:
+    async def scenario() -> None:
+        driver, _ = waiting_driver()
+        assert driver.pipeline.bind_at_once(ENDS[:], True) is None and not driver.pipeline.busy
 
     run(scenario)
 

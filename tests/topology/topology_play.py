@@ -165,19 +165,23 @@ class Driver:
         self.controller.at_once = at_once
         self.said: list[base.Frame] = []
         self.failures: list[Exception] = []
-        self.idle = 0
+        self.idle = self.waits = 0
         self.pipeline = pipeline.Pipeline(
             session,
             session.catalog_link,  # type: ignore[arg-type]
             StepRunner(session.catalog_link, session.shards),  # type: ignore[arg-type]
             channel or FakeChannel(),
             say=self._say,
+            waits=self._waits,
             idle=self._idle,
             failed=self.failures.append,
         )
 
     def _say(self, method: base.Frame, count: int) -> None:
         self.said += [method] * count
+
+    def _waits(self) -> None:
+        self.waits += 1
 
     def _idle(self) -> None:
         self.idle += 1

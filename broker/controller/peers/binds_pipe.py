@@ -1,8 +1,9 @@
-"""The controller's end of the pipe by which a front door tells of binds ahead.
+"""The controller's ends of the pipes by which a front door tells of binds ahead.
 
-Nobody waits for these requests. So the first of them wakes this process, and the others are read
-together with it a little later, or before anything else of the front door is heard. What a front
-door has written is read to its end when it has died.
+Nobody waits for the requests of one pipe. So the first of them wakes this process, and the others
+are read together with it a little later, or before anything else of the front door is heard. The
+requests of the other pipe are waited for, so they are read at once. What a front door has written
+is read to its end when it has died.
 """
 
 from __future__ import annotations
@@ -19,22 +20,32 @@ READ_BYTES = 256 << 10
 
 
 class BindsPipe:
-    """The pipe of one front door. `take` is given the bytes that came."""
+    """A pipe of one front door. `take` is given the bytes that came.
 
-    def __init__(self, fd: int, take: Callable[[bytes], None]) -> None:
-        self._fd, self._take = fd, take
+    `waited` says that clients wait for its requests.
+    """
+
+    def __init__(self, fd: int, take: Callable[[bytes], None], waited: bool) -> None:
+        self._fd, self._take, self._waited = fd, take, waited
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self.is_over = False  # nothing more will come
         self._loop.add_reader(fd, self._woken)
 
     def _woken(self) -> None:
-        self._loop.remove_reader(self._fd)
-        self._timer = self._loop.call_later(WAITS_S, self._go_on)
+        if not self._waited:
+            self._loop.remove_reader(self._fd)
+            self._timer = self._loop.call_later(WAITS_S, self._go_on)
+        elif not self.read():
+            self._loop.remove_reader(self._fd)
+            self.is_over = True
 
     def _go_on(self) -> None:
         self._timer = None
         if self.read():
             self._loop.add_reader(self._fd, self._woken)
+        else:
+            self.is_over = True
 
     def read(self) -> bool:
         """Take all that is there. Return False if there will be no more.
@@ -67,16 +78,20 @@ class BindsPipe:
 
 
 def opened(
-    directory: Path, door: int, incarnation: int, take: Callable[[bytes], None]
+    directory: Path,
+    door: int,
+    incarnation: int,
+    take: Callable[[bytes], None],
+    waited: bool = False,
 ) -> BindsPipe | None:
-    """Open the pipe that a front door has made, if there is one, and take its name away."""
-    path = directory / binds_pipe(door, incarnation)
+    """Open a pipe that a front door has made, if there is one, and take its name away."""
+    path = directory / binds_pipe(door, incarnation, waited)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     path.unlink(missing_ok=True)
-    return BindsPipe(fd, take)
+    return BindsPipe(fd, take, waited)
 
 
 def together(asks: list[Ask]) -> list[tuple[Ask, int]]:

@@ -134,7 +134,7 @@ class FrontDoorLink:
     behind_since: the loop time of the oldest change not applied; 0 if there is none.
     is_relayed: whether another node relays it.
     lost: when the stream of a relayed one has ended, the timer until it counts as gone.
-    binds: the pipe by which it tells of binds ahead.
+    binds: the pipes by which it tells of binds ahead.
     """
 
     def __init__(self, hello: DoorHello, transport: asyncio.Transport) -> None:
@@ -146,7 +146,7 @@ class FrontDoorLink:
         self.behind_since = 0.0
         self.is_relayed = transport.get_extra_info("opening") is not None
         self.lost: asyncio.TimerHandle | None = None
-        self.binds: BindsPipe | None = None
+        self.binds: list[BindsPipe] = []
         self._transport = transport
         self._out: list[bytes] = []
         self._flush_planned = False
@@ -167,8 +167,13 @@ class FrontDoorLink:
 
     def read_binds(self) -> None:
         """Take all binds ahead that the front door has told of."""
-        if self.binds is not None:
-            self.binds.read()
+        for pipe in self.binds:
+            pipe.read()
+
+    def close_binds(self) -> None:
+        """Take all that is in the pipes, and no more."""
+        for pipe in self.binds:
+            pipe.close()
 
     def flush(self) -> None:
         self._flush_planned = False
@@ -330,8 +335,7 @@ class DoorLinks:
         if self._server is not None:
             self._server.close()
         for door in self._doors.values():
-            if door.binds is not None:
-                door.binds.close()
+            door.close_binds()
         # Front doors outlive this process with all they hold, so nobody is told that they are gone.
         self._doors.clear()
         self._server = None
@@ -360,15 +364,20 @@ class DoorLinks:
         """Send the changes that lead to `version` to every front door.
 
         `waited` says that `when_in_force` will be called for the version. `by`: clients of these
-        connections were answered ahead, and nobody else has changed anything. A front door has
-        these changes if it has all of the connections.
+        connections were put in force ahead, and nobody else has changed anything. A front door has
+        these changes if it has all of the connections. If it has applied all before, too, it is not
+        told of the version.
         """
         self._handed_out = version
-        sent = [] if by and _are_of_one_door(self._doors, by) else changes
-        data = encode(Changes(version, sent, waited)) if self._doors else b""
-        now = asyncio.get_running_loop().time()
-        for door in list(self._doors.values()):
-            if door.told < version:  # otherwise its snapshot had the changes
+        has_them = bool(by) and _are_of_one_door(self._doors, by)
+        doors = [door for door in self._doors.values() if door.told < version]
+        if has_them and not waited and not any(door.behind_since for door in doors):
+            for door in doors:
+                door.told = door.applied = version
+        elif doors:
+            data = encode(Changes(version, [] if has_them else changes, waited))
+            now = asyncio.get_running_loop().time()
+            for door in doors:  # the snapshot of any other had the changes
                 door.told = version
                 door.behind_since = door.behind_since or now
                 door.send_bytes(data)
@@ -552,12 +561,12 @@ class DoorLinks:
                 raise _TakenForGone(message.door)
         door = FrontDoorLink(message, transport)
         if not door.is_relayed:
-            door.binds = binds_pipe.opened(
-                self._directory,
-                door.number,
-                door.incarnation,
-                partial(_take_binds, self.handler, door),
+            take = partial(_take_binds, self.handler, door)
+            pipes = (
+                binds_pipe.opened(self._directory, door.number, door.incarnation, take, waited)
+                for waited in (False, True)
             )
+            door.binds = [pipe for pipe in pipes if pipe is not None]
         old = self._doors.get(door.number)
         if old is not None:
             old.cut()
@@ -631,8 +640,7 @@ class DoorLinks:
         """
         if door.lost is not None:
             door.lost.cancel()
-        if door.binds is not None:
-            door.binds.close()
+        door.close_binds()
         del self._doors[door.number]
         assert self.handler is not None
         if not back:
@@ -653,7 +661,7 @@ class DoorLinks:
                     message, lambda code, text, result: door.send(Answer(id, code, text, result))
                 )
             case Applied():
-                door.applied = message.version
+                door.applied = max(door.applied, message.version)
                 if door.applied >= door.told:
                     door.behind_since = 0.0
                 else:
@@ -703,7 +711,7 @@ def _answer(
     door: FrontDoorLink, id: int, count: int, code: int, text: str, result: dict[str, Any]
 ) -> None:
     """Answer so many of the binds of a request."""
-    door.send(Answer(id, code, text, {"binds": count}))
+    door.send(Answer(id, code, text, {"binds": count, **result}))
 
 
 def binds_in(messages: list[AnyControl]) -> list[Ask]:

@@ -85,8 +85,10 @@ class WorkQueue:
         `size` is how many bytes the work keeps meanwhile.
         """
         if isinstance(work, METHODS) and not channel.running and not channel.work:
-            if isinstance(work, Binds) and self.bind_at_once(channel, work.ends):
-                if not work.nowait:
+            if isinstance(work, Binds) and (
+                run := self.bind_at_once(channel, work.ends, work.nowait)
+            ):
+                if not work.nowait and run.waits is None:
                     self._socket.send(channel.number, BIND_OK, len(work.ends))
                 return
             pipeline = self._pipeline(channel)
@@ -107,15 +109,17 @@ class WorkQueue:
             self._do(channel, work)
         self._rest(channel)
 
-    def bind_at_once(self, channel: Channel, ends: list[tuple[str, str, str]]) -> BindRun | None:
-        """Put binds of a channel in force that need not wait for an answer.
+    def bind_at_once(
+        self, channel: Channel, ends: list[tuple[str, str, str]], nowait: bool
+    ) -> BindRun | None:
+        """Put binds of a channel in force before the controller decides.
 
-        Return the run that they begin. Return None, and do nothing, if they have to wait, for the
-        controller or for other work.
+        Return the run that they begin. Its `waits` answers the client; without it the caller does.
+        Return None, and do nothing, if they have to wait, for the controller or for other work.
         """
         if channel.running or channel.work:
             return None
-        return self._pipeline(channel).bind_at_once(ends)
+        return self._pipeline(channel).bind_at_once(ends, nowait)
 
     def do_next(self, channel: Channel, work: Callable[[], None]) -> None:
         """Do work before all that is queued, behind what the channel waits for."""
@@ -192,6 +196,7 @@ class WorkQueue:
                 self._services.steps,
                 channel,
                 say=partial(self._socket.send, channel.number),
+                waits=partial(self.waiting.add, channel),
                 idle=lambda: self.go_on(channel),
                 failed=lambda error: self._pipeline_failed(channel, error),
             )

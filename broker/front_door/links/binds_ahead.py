@@ -11,6 +11,10 @@ a run (bind_runs.pxi), whose bindings are collected, and put into the copy of th
 as soon as somebody looks at the copy. What was looked up in the copy before is forgotten when the
 first of them is collected.
 
+Bindings that outlive the broker are put in force in the same way, but the client is answered only
+when the controller says that they are recorded (`waits` of a run). If it refuses them, the client
+hears that as of any bind. The controller reads a second pipe for them, at once.
+
 The controller decides as always, and its order is the one that counts. If a queue or exchange goes
 at the same time, the bind came before that. The controller answers such a request before it hands
 out the changes of the same batch. So the requests that are unanswered when changes come were
@@ -23,7 +27,11 @@ import logging
 from collections.abc import Callable
 
 from shardmq.broker.front_door.hot_state import UNANSWERED_MAX, BindRun, BindRuns
-from shardmq.broker.front_door.links.catalog_requests import INTERNAL_ERROR, CatalogRequests
+from shardmq.broker.front_door.links.catalog_requests import (
+    INTERNAL_ERROR,
+    CatalogRequests,
+    RunWaits,
+)
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut
 from shardmq.broker.shared.control import Answer, BindMany
@@ -80,34 +88,54 @@ class BindsAhead:
             self._there.add(queue.id)
 
     def may_bind(self, vhost_name: str, source: str, name: str) -> bool:
-        """Return whether binds between these two need not wait for the controller.
+        """Return whether binds between these two may be put in force before the controller decides.
 
-        The caller knows that the controller will not refuse them by what is known here. They have
-        to wait if the bindings outlive the broker, or if the queue may not be at its shard yet.
-        The answer holds until `epoch` changes.
+        The caller knows that the controller will not refuse them by what is known here. The queue
+        may not be at its shard yet; then they may not. The answer holds until `epoch` changes.
         """
         vhost = self._catalog().vhost(vhost_name)
         if vhost is None:
             return False
-        exchange, queue = vhost.exchanges.get(source), vhost.queues.get(name)
         return (
-            exchange is not None
-            and queue is not None
-            and not (exchange.durable and queue.durable and not queue.owner)
+            source in vhost.exchanges
+            and (queue := vhost.queues.get(name)) is not None
             and queue.id in self._there
         )
 
+    def outlive(self, vhost_name: str, source: str, name: str) -> bool:
+        """Return whether bindings between these two outlive the broker.
+
+        A client is answered only when such a binding is recorded. The answer holds until `epoch`
+        changes.
+        """
+        exchange = self._catalog().exchange(vhost_name, source)
+        queue = self._catalog().queue(vhost_name, name)
+        return (
+            exchange is not None
+            and queue is not None
+            and exchange.durable
+            and queue.durable
+            and not queue.owner
+        )
+
     def bind(
-        self, vhost_name: str, ends: list[tuple[str, str, str]], owner: str, user: str
+        self,
+        vhost_name: str,
+        ends: list[tuple[str, str, str]],
+        owner: str,
+        user: str,
+        waits: RunWaits | None = None,
     ) -> BindRun | None:
         """Put binds between one exchange and one queue in force, and tell the controller.
 
-        The caller knows that `may_bind` holds. Return the run that they begin. Return None, and do
-        nothing, if too much is unanswered, or the controller does not read.
+        The caller knows that `may_bind` holds. `waits` hears when they are recorded; without it
+        nobody waits for that. Return the run that they begin. Return None, and do nothing, if too
+        much is unanswered, or the controller does not read.
         """
         if not self._requests.sends_at_once or self._runs.unanswered >= UNANSWERED_MAX:
             return None
-        return self._requests.add_ahead(BindMany(vhost_name, ends, True), owner, user)
+        request = BindMany(vhost_name, ends, True, waits is not None)
+        return self._requests.add_ahead(request, owner, user, waits)
 
     def put_in(self) -> None:
         """Put what is collected into the copy of the catalog."""
@@ -116,21 +144,23 @@ class BindsAhead:
             run.is_collected = False
             self._put(run, run.put_in)
 
-    def _answered(self, run: BindRun, count: int, answer: Answer) -> None:
+    def _answered(self, run: BindRun, count: int, bound: int, answer: Answer) -> None:
         """Forget the first binds of a run, which the controller has decided on.
 
-        What it has refused is taken back.
+        `bound` of them are done. What it has refused is taken back.
         """
         self.put_in()
         vhost, new = run.vhost, self._new
         ends = run.answered(count)
-        if answer.code:
-            ends = [end for end in ends if new.get((vhost, *end)) is run]
-        for end in ends:
+        for end in ends[:bound]:
             new.pop((vhost, *end), None)  # a client may name a binding twice
         if not answer.code:
             return
-        if answer.code == INTERNAL_ERROR:  # a fault of ours; the client was promised the bindings
+        ends = [end for end in ends[bound:] if new.get((vhost, *end)) is run]
+        for end in ends:
+            new.pop((vhost, *end), None)
+        if answer.code == INTERNAL_ERROR and run.waits is None:
+            # A fault of ours, and the client was promised the bindings.
             log.error("a bind is in force that the controller may not know: %s", answer.text)
             return
         run.end()

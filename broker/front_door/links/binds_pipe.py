@@ -1,7 +1,8 @@
-"""The front door's end of the pipe by which it tells the controller of binds ahead.
+"""The front door's ends of the pipes by which it tells the controller of binds ahead.
 
-Nobody waits for these requests, so the controller need not be woken for each. What is in the pipe
-outlives this process: the controller reads it to its end.
+Nobody waits for the requests of one pipe, so the controller need not be woken for each. Clients
+wait for those of the other pipe. What is in a pipe outlives this process: the controller reads it
+to its end.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ class BindsPipe:
     away. A controller of another release, or on another node, does not.
     """
 
-    def __init__(self, control_path: str, door: int, incarnation: int) -> None:
-        """Make the pipe. Raises OSError."""
-        self._path = Path(control_path).parent / binds_pipe(door, incarnation)
+    def __init__(
+        self, control_path: str, door: int, incarnation: int, waited: bool = False
+    ) -> None:
+        """Make the pipe; `waited` says that clients wait for its requests. Raises OSError."""
+        self._path = Path(control_path).parent / binds_pipe(door, incarnation, waited)
         self._path.unlink(missing_ok=True)
         os.mkfifo(self._path, 0o600)
         # Both ends are open here, so that a controller that has gone is no error.
@@ -73,25 +76,30 @@ class BindsPipe:
         self._path.unlink(missing_ok=True)
 
 
-def new_pipe(control_path: str, door: int, incarnation: int) -> BindsPipe | None:
+def new_pipe(
+    control_path: str, door: int, incarnation: int, waited: bool = False
+) -> BindsPipe | None:
     """Return a new pipe, or None if there can be none."""
     try:
-        return BindsPipe(control_path, door, incarnation)
+        return BindsPipe(control_path, door, incarnation, waited)
     except OSError as error:
         log.warning("no pipe for binds, they go by the stream: %s", error)
         return None
 
 
-def around_key(ask: Ask, encode: Callable[[Ask], bytes]) -> tuple[bytes, bytes]:
+def around_key(
+    ask: Ask, source: str, queue: str, encode: Callable[[Ask], bytes]
+) -> tuple[bytes, bytes]:
     """Return the message of a run's next bind as bytes before and behind its routing key.
 
-    The length that it begins with is to be set. `ask` is the request of the run.
+    The length that it begins with is to be set. `ask` is the request of the run, whose binds are
+    between `source` and `queue`.
     """
     assert isinstance(ask.what, BindMany)
-    vhost, (source, queue, _) = ask.what.vhost, ask.what.binds[0]
+    vhost, waited = ask.what.vhost, ask.what.waited
 
     def with_key(key: str) -> bytes:
-        binds = BindMany(vhost, [(source, queue, key)], True)
+        binds = BindMany(vhost, [(source, queue, key)], True, waited)
         return encode(Ask(ask.id, binds, ask.owner, ask.user))
 
     empty, other = with_key(""), with_key("?")

@@ -177,7 +177,8 @@ class CatalogLink:
         self._ups_planned = False
         self._runs = BindRuns()
         self._requests = CatalogRequests(self._send, self._send_ahead, self._runs)
-        self._binds: BindsPipe | None = None
+        # By whether a client waits for the binds.
+        self._binds: dict[bool, BindsPipe | None] = {}
         # None where other front doors route, too: they have to hear of a binding first.
         self.ahead: BindsAhead | None = None
         if is_alone:
@@ -338,10 +339,11 @@ class CatalogLink:
                 self._speaks = WIRE.most  # the next controller may be of another release
             self._requests.up = False
             self._stream = None
-            self._runs.pipe = NO_PIPE
-            if self._binds is not None:
-                self._binds.close()
-                self._binds = None
+            self._runs.pipe = self._runs.waited_pipe = NO_PIPE
+            for pipe in self._binds.values():
+                if pipe is not None:
+                    pipe.close()
+            self._binds.clear()
             self._unsaid.clear()
             self._passed = 0
             stream.close()
@@ -364,7 +366,8 @@ class CatalogLink:
         # answered.
         self._told = set(self._connections)
         if self.ahead is not None:
-            self._binds = new_pipe(self._path, self._door, self._incarnation)
+            for waited in (False, True):
+                self._binds[waited] = new_pipe(self._path, self._door, self._incarnation, waited)
         self._send(hello)
         while True:
             await stream.heard()
@@ -482,18 +485,21 @@ class CatalogLink:
 
         Return the run that they begin. Return None, and do nothing, if the controller has not read
         the pipe for so long that the pipe is full. The stream would keep the request in this
-        process then.
+        process then. Binds that a client waits for go by their pipe or not at all.
         """
-        stream, pipe = self._stream, self._binds
+        stream = self._stream
         if stream is None:
             return None
         assert isinstance(ask.what, BindMany)
+        pipe = self._binds.get(ask.what.waited)
         if pipe is not None and pipe.takes(data := stream.encode(ask)):
             if not pipe.write(data):
                 return None
             run = BindRun(self._runs, ask.what.vhost, ask.what.binds)
-            run.go_on(partial(around_key, ask, stream.encode))
+            run.go_on(partial(around_key, ask, run.source, run.queue, stream.encode))
             return run
+        if ask.what.waited:
+            return None
         stream.hold()
         try:
             self._send(ask)
@@ -588,9 +594,13 @@ class CatalogLink:
             return
         self._synced.set()
         self._controller_version = 0
-        if self._binds is not None:
-            self._binds.answered()
-            self._runs.pipe = self._binds.fd
+        for pipe in self._binds.values():
+            if pipe is not None:
+                pipe.answered()
+        self._runs.pipe, self._runs.waited_pipe = (
+            NO_PIPE if (pipe := self._binds.get(waited)) is None else pipe.fd
+            for waited in (False, True)
+        )
         for owner in self._told - self._connections.keys():
             self._send(ConnectionDown(owner))
         for owner in self._connections.keys() - self._told:

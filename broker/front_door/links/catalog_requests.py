@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from shardmq.broker.front_door.hot_state import BindRun, BindRuns
 from shardmq.broker.shared.control import Answer, AnyRequest, Ask, BindMany, things_asked
@@ -78,6 +78,30 @@ class _Asked(NamedTuple):
         return isinstance(self.answer, BindRun) or not self.answer.done()
 
 
+class RunWaits(Protocol):
+    """A client that waits until the binds of a run are recorded."""
+
+    def begun(self) -> None:
+        """Note that the run has gone on with a bind."""
+
+    def came(self, bound: int, code: int, text: str) -> None:
+        """Hear that so many binds are recorded, and why those behind them are not, if `code`."""
+
+
+class _RunAsked:
+    """A run that a client waits for. Its request is unanswered again when it goes on."""
+
+    __slots__ = ("_asked", "_sent", "_waits", "came")
+
+    def __init__(self, sent: dict[int, _Asked], asked: _Asked, waits: RunWaits) -> None:
+        self._sent, self._asked, self._waits = sent, asked, waits
+        self.came = waits.came
+
+    def begun(self) -> None:
+        self._sent[self._asked.ask.id] = self._asked
+        self._waits.begun()
+
+
 class CatalogRequests:
     """The requests that are on their way, and those that wait behind them.
 
@@ -95,10 +119,10 @@ class CatalogRequests:
 
         `send_ahead` sends binds for which nobody waits and returns the run that they begin, or does
         nothing and returns None. `answered_ahead` hears how many of the first binds of a run an
-        answer is for.
+        answer is for, and how many of these are done.
         """
         self.up = False
-        self.answered_ahead: Callable[[BindRun, int, Answer], None]
+        self.answered_ahead: Callable[[BindRun, int, int, Answer], None]
         self._send, self._send_ahead, self._runs = send, send_ahead, runs
         self._next_id = 1
         self._sent: dict[int, _Asked] = {}  # in the order of asking
@@ -122,8 +146,10 @@ class CatalogRequests:
             text = "too many requests wait for the controller"
             answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, text))
 
-    def add_ahead(self, request: BindMany, owner: str, user: str) -> BindRun | None:
-        """Send binds for which nobody waits, while `sends_at_once` holds.
+    def add_ahead(
+        self, request: BindMany, owner: str, user: str, waits: RunWaits | None = None
+    ) -> BindRun | None:
+        """Send binds for which nobody waits but `waits`, while `sends_at_once` holds.
 
         Return None, and do nothing, if they cannot leave this process now.
         """
@@ -131,7 +157,9 @@ class CatalogRequests:
         self._next_id += 1
         run = self._send_ahead(ask)
         if run is not None:
-            self._sent[ask.id] = _Asked(ask, run)
+            self._sent[ask.id] = asked = _Asked(ask, run)
+            if waits is not None:
+                run.waits = _RunAsked(self._sent, asked, waits)
         return run
 
     def runs(self) -> list[BindRun]:
@@ -157,15 +185,25 @@ class CatalogRequests:
             self._send_waiting()
 
     def _run_answered(self, run: BindRun, answer: Answer) -> None:
-        left = len(run.ends) - answer.result.get("binds", len(run.ends))
+        count = min(answer.result.get("binds", len(run.ends)), len(run.ends))
+        left = len(run.ends) - count
+        bound = answer.result.get("done", 0) if answer.code else count
+        code, text = answer.code, answer.text
         try:
-            self.answered_ahead(run, len(run.ends) - left, answer)
+            self.answered_ahead(run, count, bound, answer)
         except Exception:
             log.exception("an answer to binds could not be taken")
             run.answered(len(run.ends) - left)  # if this was not done
+            bound, code, text = 0, INTERNAL_ERROR, "internal error"
         if not run.ends:
-            run.end()
             del self._sent[answer.id]
+            if run.waits is None:
+                run.end()
+        if run.waits is not None:
+            try:
+                run.waits.came(bound, code, text)
+            except Exception:  # of one connection; the others' answers come the same way
+                log.exception("who asked for binds could not take the answer")
 
     def _one_answered(
         self, ask: Ask, waits: asyncio.Future[Answer] | Reply, answer: Answer

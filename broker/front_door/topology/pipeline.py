@@ -107,6 +107,43 @@ class _RunningBinds(NamedTuple):
         return {name for _, name, _ in self.binds.ends}
 
 
+class _RunningRun:
+    """Binds of a run that are on their way (links/binds_ahead.py). It is its own outcome."""
+
+    size = 1
+
+    def __init__(self) -> None:
+        self._bound = 0
+        self._refusal: checks.Refusal | None = None
+        self._is_done = False
+
+    @property
+    def outcome(self) -> _RunningRun:
+        return self
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def cancel(self) -> None: ...
+
+    def came(self, bound: int, code: int, text: str, is_all: bool) -> None:
+        """Note that so many more binds are recorded, and a refusal of those behind them."""
+        self._bound += bound
+        if code and self._refusal is None:
+            self._refusal = checks.Refusal(code, text)
+        self._is_done = is_all or bool(code)
+
+    def finish(self, channel: DeclaringChannel, say: Say) -> None:
+        """Answer the binds that are recorded, also when the one behind them was refused."""
+        if self._bound:
+            say(methods.BIND_OK, self._bound)
+        if self._refusal is not None:
+            raise methods.failure(commands.Queue.Bind, self._refusal)
+
+    def queues_there(self, channel: DeclaringChannel) -> Iterable[str]:
+        return ()
+
+
 def _count(work: base.Frame | Binds) -> int:
     return len(work.ends) if isinstance(work, Binds) else 1
 
@@ -141,27 +178,32 @@ class Pipeline:
         channel: DeclaringChannel,
         *,
         say: Say,
+        waits: Callable[[], None],
         idle: Callable[[], None],
         failed: Callable[[Exception], None],
     ) -> None:
         """Make a pipeline that has nothing to do.
 
-        `say(reply, count)` sends a reply that many times. `idle()`: nothing is unanswered any more.
+        `say(reply, count)` sends a reply that many times. `waits()`: the pipeline is busy, without
+        a call of `receive`. `idle()`: nothing is unanswered any more.
         `failed(error)`: the channel or connection is to be closed, and all methods behind the
         failed one are forgotten. None of them is called from within `receive`.
         """
         self._session, self._channel = session, channel
         self._controller, self._steps = controller, steps
-        self._say, self._idle, self._failed = say, idle, failed
+        self._say, self._waits, self._idle, self._failed = say, waits, idle, failed
         self._foresight = Foresight(session, controller)
         self._waiting: deque[base.Frame | Binds] = deque()
         self._waiting_count = 0
-        self._running: deque[_Running | _RunningBinds] = deque()
+        self._running: deque[_Running | _RunningBinds | _RunningRun] = deque()
         self._running_count = 0
         self._barrier = False  # the method that runs may fail
         self._closed = False
-        # The epoch in which binds between this exchange and this queue were found to be sure.
+        # The epoch in which binds between this exchange and this queue were found to be sure, and
+        # whether they outlive the broker.
         self._judged = -1, "", ""
+        self._outlive = False
+        self._run_if_any: BindRun | None = None  # the last run that the client waits for
 
     @property
     def busy(self) -> bool:
@@ -180,10 +222,12 @@ class Pipeline:
             self._waiting_count += _count(method)
             self._start()
 
-    def bind_at_once(self, ends: list[tuple[str, str, str]]) -> BindRun | None:
-        """Put binds in force that need not wait for an answer; the caller replies to the client.
+    def bind_at_once(self, ends: list[tuple[str, str, str]], nowait: bool) -> BindRun | None:
+        """Put binds in force before the controller decides.
 
-        Return the run that they begin. Return None, and do nothing, if they have to wait.
+        Return the run that they begin. If the run has `waits`, this pipeline is busy until it has
+        replied to the client. Otherwise the caller replies. Return None, and do nothing, if the
+        binds have to wait for the controller.
         """
         ahead, session = self._controller.ahead, self._session
         if ahead is None or self._closed or self._running or self._waiting:
@@ -193,7 +237,36 @@ class Pipeline:
             return None
         if len(ends) > 1 and any(end[0] != source or end[1] != queue for end in ends):
             return None
-        return ahead.bind(session.vhost, ends, session.owner, session.user)
+        if not self._outlive:
+            return ahead.bind(session.vhost, ends, session.owner, session.user)
+        if nowait:
+            return None
+        run = ahead.bind(session.vhost, ends, session.owner, session.user, self)
+        if run is not None:
+            self._end_run()
+            self._run_if_any = run
+            self.begun()
+        return run
+
+    def begun(self) -> None:
+        """Note that binds of a run have gone, and that the client waits for the answer."""
+        self._running.append(_RunningRun())
+        self._running_count += 1
+        self._waits()
+
+    def came(self, bound: int, code: int, text: str) -> None:
+        """Take the answer to the first binds of the run."""
+        run, running = self._run_if_any, self._running
+        if self._closed or run is None or not running or not isinstance(running[0], _RunningRun):
+            return
+        running[0].came(bound, code, text, not run.ends)
+        self._done(running[0])
+
+    def _end_run(self) -> None:
+        """Let no more binds come to the last run: nobody would hear of them."""
+        if self._run_if_any is not None:
+            self._run_if_any.end()
+            self._run_if_any = None
 
     def _judge(self, ahead: BindsAhead, source: str, queue: str) -> bool:
         """Return whether binds between these two are sure, and need not wait for the controller.
@@ -206,6 +279,7 @@ class Pipeline:
         ):
             return False
         self._judged = ahead.epoch, source, queue
+        self._outlive = ahead.outlive(self._session.vhost, source, queue)
         return True
 
     def close(self) -> None:
@@ -213,6 +287,7 @@ class Pipeline:
         self._closed = True
         self._waiting.clear()
         self._waiting_count = 0
+        self._end_run()
         running, self._running = self._running, deque()
         for each in running:
             each.outcome.cancel()
