@@ -145,28 +145,6 @@ def server_name() -> str:
     return SERVER_NAMED_PREFIX + base64.urlsafe_b64encode(random).decode()[:22]
 
 
-class Bell:
-    """An event for one waiter, which costs less than asyncio's: each batch waits for it."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiter: Future[None] | None = None
-
-    def set(self) -> None:
-        self._is_set = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def clear(self) -> None:
-        self._is_set = False
-
-    async def wait(self) -> None:
-        if not self._is_set:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-            self._waiter = None
-
-
 class Authority:
     """The writer of the catalog, its inbox of requests, and the way of each to its answer."""
 
@@ -190,7 +168,7 @@ class Authority:
         self._connections = connections
         self._inbox: deque[Pending] = deque()
         self._inbox_things = 0
-        self._arrived = Bell()
+        self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self._caught_up = asyncio.Event()  # no request waits that is in force at a front door

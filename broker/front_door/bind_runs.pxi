@@ -84,11 +84,11 @@ cdef class BindRun:
     def answered(self, Py_ssize_t count):
         """Take the first binds out of the run, and return them.
 
-        The caller has put them into the copy of the catalog.
+        The caller has put them into the copy of the catalog, or does so later.
         """
         cdef list taken = self.ends[:count]
         del self.ends[:count]
-        self.put_in -= len(taken)
+        self.put_in = max(0, self.put_in - len(taken))
         self.runs.unanswered -= len(taken)
         return taken
 

@@ -23,6 +23,7 @@ from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.peers.binds_pipe import together
 from shardmq.broker.controller.peers.links import binds_in, take_messages
 from shardmq.broker.front_door.hot_state import NO_PIPE, UNANSWERED_MAX, BindRun, BindRuns
+from shardmq.broker.front_door.links.binds_ahead import ANSWERED_FIRST_MAX
 from shardmq.broker.front_door.links.binds_pipe import around_key
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.catalog_requests import Reply
@@ -502,6 +503,35 @@ def test_a_controller_that_is_killed_is_asked_again(goes_on: bool, is_recorded: 
     assert world.bound() == bindings_of(world.catalog)
 
 
+def test_what_is_answered_before_somebody_looks_is_seen_then() -> None:
+    world, dice = World(has_pipe=True), random.Random(1)
+    changed = world.listener.changed
+    world.listener.look = object  # nobody looks at the copy
+    for at in range(ANSWERED_FIRST_MAX + 10):
+        assert world.bind("lasting", "kept", f"k{at}")
+        world.decide(1, dice)
+        world.handle(len(world.to_door))
+        if at in (3, 7):
+            assert len(world.bound()) == at + 1
+    assert world.bound() == bindings_of(world.catalog) and not world.link.ahead._new  # type: ignore[union-attr]
+    assert world.listener.changed - changed == 4  # once behind each look, and when many wait
+    assert world.bind("e", "q", "k") and ("e", "q", "k") in world.bound()
+
+
+def test_what_is_answered_before_somebody_looks_goes_with_its_queue() -> None:
+    world, dice = World(has_pipe=True), random.Random(1)
+    world.listener.look = object
+    assert world.bind("lasting", "kept", "k")
+    world.decide(1, dice)
+    world.handle(len(world.to_door))
+    world.of_operator.append(QueueRemove("/", "kept", False, False))
+    world.of_operator.append(QueueDeclare("/", "kept", True, False, False, {}))
+    world.decide(1, dice)
+    world.decide(1, dice)
+    world.handle(len(world.to_door))
+    assert world.bound() == bindings_of(world.catalog) == set()
+
+
 def test_those_in_front_of_a_refused_one_are_kept() -> None:
     world = World(has_pipe=True)
     assert world.bind("lasting", "kept", "a", more=("b", "c"))
@@ -518,6 +548,7 @@ def test_an_answer_that_cannot_be_taken_is_a_fault_for_who_waits(
 ) -> None:
     world = World(has_pipe=True)
     assert world.bind("lasting", "kept", "a")
+    assert world.bound()  # somebody has looked
     (ask,), client = world.of_door(), world.clients[ME]
 
     def fail() -> None:

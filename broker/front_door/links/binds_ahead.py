@@ -39,6 +39,8 @@ from shardmq.broker.shared.control import Answer, BindMany
 log = logging.getLogger(__name__)
 
 QUEUES_MAX = 100_000  # queues that are known to be at their shards
+# Bindings that are answered and wait until somebody looks at the copy of the catalog.
+ANSWERED_FIRST_MAX = 1024
 
 
 class BindsAhead:
@@ -64,6 +66,10 @@ class BindsAhead:
         requests.answered_ahead = self._answered
         # Ids of queues that are at their shards: a declare or bind of theirs was answered.
         self._there: set[int] = set()
+        # Vhost, exchange, queue and keys of bindings that the controller has, and that were not put
+        # into the copy of the catalog before the answer.
+        self._answered_first: list[tuple[str, str, str, list[str]]] = []
+        self._answered_first_count = 0
         # Bindings that the controller is not known to have, each by the run that has put the
         # binding in force. If the bind is refused, these are taken back and no older ones.
         self._new: dict[_Binding, BindRun] = {}
@@ -139,16 +145,36 @@ class BindsAhead:
 
     def put_in(self) -> None:
         """Put what is collected into the copy of the catalog."""
+        if self._answered_first:
+            for vhost_name, source, queue, keys in self._answered_first:
+                if (vhost := self._catalog().vhost(vhost_name)) is not None:
+                    vhost.bind_queue(source, queue, keys)
+            self._forget_answered_first()
         collected, self._runs.collected = self._runs.collected, []
         for run in collected:
             run.is_collected = False
             self._put(run, run.put_in)
 
+    def _forget_answered_first(self) -> None:
+        self._answered_first.clear()
+        self._answered_first_count = 0
+
     def _answered(self, run: BindRun, count: int, bound: int, answer: Answer) -> None:
         """Forget the first binds of a run, which the controller has decided on.
 
-        `bound` of them are done. What it has refused is taken back.
+        `bound` of them are done. What it has refused is taken back. What nobody has looked for yet
+        goes on waiting for that.
         """
+        if (
+            not answer.code
+            and not run.put_in
+            and run.is_collected
+            and self._answered_first_count + count <= ANSWERED_FIRST_MAX
+        ):
+            keys = [key for _, _, key in run.answered(count)]
+            self._answered_first_count += count
+            self._answered_first.append((run.vhost, run.source, run.queue, keys))
+            return
         self.put_in()
         vhost, new = run.vhost, self._new
         ends = run.answered(count)
@@ -195,6 +221,7 @@ class BindsAhead:
         """
         if changes is None:
             self._runs.epoch += 1
+            self._forget_answered_first()
             self._new.clear()
             return
         if any(type(change) is not BindingPut for change in changes):
@@ -207,6 +234,8 @@ class BindsAhead:
 
     def put_again(self) -> None:
         """Put in force again what changes of before may have taken along."""
+        for run in self._runs.collected:
+            run.is_collected = False
         self._runs.collected = []
         for run in self._requests.runs():
             run.is_collected = False
