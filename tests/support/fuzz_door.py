@@ -48,9 +48,12 @@ LEFT = {
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
 
 
-def bind(channel: int, key: str, nowait: bool = False) -> bytes:
-    """Return the bind of a queue that is answered ahead of the controller."""
-    return method(channel, commands.Queue.Bind(0, "a", "direct", key, nowait, {}))
+def bind(channel: int, key: str, nowait: bool = False, exchange: str = "direct") -> bytes:
+    """Return the bind of a queue that is put in force ahead of the controller.
+
+    The client waits for those of the exchange "logs" until they are recorded.
+    """
+    return method(channel, commands.Queue.Bind(0, "a", exchange, key, nowait, {}))
 
 
 # Publishes whose routes Python finds, and a bind that others go on with; then the short way knows
@@ -204,6 +207,8 @@ class Pair:
             said = answers(self._doors[0], shard)
             for door in self._doors:
                 door.hear(shard, *said)
+        for door in self._doors:
+            record(door)
 
     def _read(self, data: bytes) -> str | None:
         return self._both(lambda door: door.read(self._client, data)) if data else None
@@ -353,8 +358,9 @@ class Alone:
         return was_taken and (message[0], min(len(link.sent), THINGS_MAX), link.in_flight > 0)
 
     def _answer(self) -> None:
-        """Let the shards confirm, give room and deliver."""
+        """Let the shards confirm, give room and deliver, and the controller record."""
         self._do(end_pass)
+        self._do(record)
         for shard in range(SHARDS):
             self._do(Door.hear, shard, *answers(self._door, shard))
             if self._unacked.count < UNACKED_MIN and (
@@ -368,6 +374,11 @@ def compare_bound(one: FakeBindsAhead, other: FakeBindsAhead) -> None:
     """Compare what was bound ahead. Raises Differs."""
     if one.bound != other.bound:
         raise Differs(f"bound: {one.bound!s:.800}, {other.bound!s:.800}")
+
+
+def record(door: Door) -> None:
+    """Answer the binds that the client waits for."""
+    door.line.ahead.record(0, 0)
 
 
 def end_pass(door: Door) -> None:
@@ -487,6 +498,8 @@ def client_bytes() -> list[bytes]:
         bind(1, "k"),
         bind(1, "k") + bind(1, "j") + bind(2, "k"),
         bind(3, "x" * 40) + bind(3, "", nowait=True),
+        bind(1, "k", exchange="logs"),
+        bind(2, "k", exchange="logs") + bind(2, "j", exchange="logs") + bind(2, "k"),
         method(1, commands.Basic.Cancel("acks")) + method(1, commands.Channel.Close(200, "", 0, 0)),
     ]
     return [bytes([cut]) + each for each in said for cut in (0, 20)]
