@@ -373,6 +373,8 @@ cdef class Inlet:
             elif not self.answer_channel(base, &self.taken, end) \
                     and not self.bind(base, &self.taken, end):
                 break
+            elif PySet_GET_SIZE(self.waiting):  # what is behind the binds waits for their answer
+                break
         return 0
 
     cdef bint answer_channel(self, const uint8_t *base, size_t *position, size_t end) except -1:

@@ -720,6 +720,39 @@ async def test_binds_ahead_are_answered_the_same_both_ways() -> None:
     assert bound > 200 and answered > 100 and recorded > 80 and runs < bound + recorded
 
 
+@pytest.mark.parametrize("goes_on", [False, True], ids=["begun", "gone on"])
+async def test_what_is_read_with_a_bind_waits_for_its_answer_both_ways(goes_on: bool) -> None:
+    seen = []
+    for short in (False, True):
+        door = Door(short=short)
+        ahead = FakeBindsAhead(door.line)
+        door.enter()
+        behind = b"".join(publish(1, "", "a", b"x"))
+        door.read(0, method(1, commands.Channel.Open()) + behind)  # its route is known then
+        door.run()
+        if goes_on:
+            door.read(0, method(1, commands.Queue.Bind(0, "a", "logs", "first")))
+            ahead.record(0, 0)
+        door.run()
+        await asyncio.sleep(0)
+        door.seen()
+        bind = method(1, commands.Queue.Bind(0, "a", "logs", "k"))
+        for at in range(3):
+            door.read(0, bind + behind + behind)
+            door.run()
+            await asyncio.sleep(0)
+            door.run()
+            before = door.seen()
+            assert not any(before["sent"]) and before["written"][0][0] == b"", at
+            ahead.record(0, 0)
+            await asyncio.sleep(0)
+            door.run()
+            after = door.seen()
+            assert any(after["sent"]) and b"\0\x32\0\x15" in after["written"][0][0]
+            seen.append((short, at, before, after))
+    assert [each[1:] for each in seen[:3]] == [each[1:] for each in seen[3:]]
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3], ids=["method", "header", "body"])
 async def test_a_bind_within_a_message_is_refused_both_ways(parts: int) -> None:
     message = [*publish(1, "", "a", b"x" * 100_000)]

@@ -163,13 +163,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.heard: list[object] = []
+        self.answer: tuple[int, str, dict[str, Any]] = 0, "", {}
 
     def snapshot(self) -> tuple[int, list[Any]]:
         return 0, []
 
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None:
         self.heard.append(ask)
-        answer(0, "", {})
+        answer(*self.answer)
 
     def door_gone(self, door: int, incarnation: int) -> None:
         self.heard.append("gone")
@@ -237,6 +238,22 @@ async def test_binds_are_heard_before_what_the_front_door_says_then(
     assert made.controller.heard == [joined, other]
     answers = take_messages(made.wire.written)
     assert answers == [Answer(1, result={"binds": 2}), Answer(3)]
+
+
+async def test_who_waits_hears_how_many_are_done_before_one_is_refused(
+    pair: Callable[[], Pair], tmp_path: Path, door: BindsPipe
+) -> None:
+    waited = BindsPipe(str(tmp_path / "control.sock"), 0, 1, waited=True)
+    made = pair()
+    waited.answered()
+    made.controller.answer = 404, "gone", {"done": 1}
+    what = BindMany("/", [("e", "q", key) for key in "abc"], True, True)
+    assert waited.write(encode(Ask(1, what, ME, "guest")))
+    made.say(Applied(0))
+    assert made.controller.heard == [Ask(1, what, ME, "guest")]
+    answers = take_messages(made.wire.written)
+    assert answers == [Answer(1, 404, "gone", {"binds": 3, "done": 1})]
+    waited.close()
 
 
 async def test_binds_of_a_front_door_that_has_died_are_heard_before_its_end(

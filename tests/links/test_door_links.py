@@ -237,6 +237,13 @@ async def test_a_front_door_in_step_is_not_told_of_the_version_that_it_has_made(
         door, Applied(1)
     )  # said before it was known that the front door has the second
     assert len(called) == (1 if waited else 2)
+    if not waited:
+        wire.written = b""
+        links_made.hand_out(2, [change], waited=False, by={owner})
+        links_made.when_in_force(2, called.clear)
+        door.flush()
+        assert wire.written == b"" and called == []
+        called += [1, 2]
     links_made.receive(door, Applied(2))
     links_made.hand_out(3, [change], waited=False)
     links_made.when_in_force(3, lambda: called.append(1))

@@ -182,7 +182,7 @@ class BindsAhead:
             new.pop((vhost, *end), None)  # a client may name a binding twice
         if not answer.code:
             return
-        ends = [end for end in ends[bound:] if new.get((vhost, *end)) is run]
+        ends = [end for end in ends if new.get((vhost, *end)) is run]
         for end in ends:
             new.pop((vhost, *end), None)
         if answer.code == INTERNAL_ERROR and run.waits is None:
@@ -234,8 +234,6 @@ class BindsAhead:
 
     def put_again(self) -> None:
         """Put in force again what changes of before may have taken along."""
-        for run in self._runs.collected:
-            run.is_collected = False
         self._runs.collected = []
         for run in self._requests.runs():
             run.is_collected = False
