@@ -445,6 +445,8 @@ cdef class Inlet:
             answer[1], answer[2] = number >> 8, number & 0xff
             bind_ok = PyBytes_FromStringAndSize(<const char *> answer, BIND_OK_BYTES)
             self.answer(bind_ok if ends is None else bind_ok * len(ends))
+        elif not nowait:
+            socket.loop.pace.worth_a_pass()
         return True
 
     cdef bint go_on_binding(self, const uint8_t *p, size_t size, uint32_t number) except -1:
