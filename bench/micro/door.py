@@ -11,6 +11,7 @@ the shard are not part of a stage.
     take       Inlet.take alone: from the bytes of a publish to the packer
     frames     Outlet alone: from the message of the shard to frames in the output of the client
     bind       Watch.ready: a bind is answered ahead of the controller
+    bind-durable   the same for a bind that the controller records, and its answer
 
 bench/guard.py counts the instructions of these stages.
 """
@@ -53,12 +54,12 @@ from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import PermissionPut, QueuePut, UserPut, VhostPut
 from shardmq.broker.shared.config import BrokerConfig
-from shardmq.broker.shared.control import Ask, BindMany
+from shardmq.broker.shared.control import Answer, Ask, BindMany
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import DeliveryWriter
 from shardmq.shardd.wire.lane import ALL, MEMORY_BYTES, Lane, Shared
 
-STAGES = ("read", "deliver", "ack", "take", "frames", "bind")
+STAGES = ("read", "deliver", "ack", "take", "frames", "bind", "bind-durable")
 BODY_BYTES = 16
 INCARNATION, EPOCH = 7, 1
 READ_BYTES = 65536
@@ -102,6 +103,7 @@ class Door:
         for change in (
             VhostPut("/"), UserPut("guest", ""), PermissionPut("/", "guest", ".*", ".*", ".*"),
             QueuePut("/", "bench-0", 1, 0), QueuePut("/", "bound", 2, 0, durable=False),
+            QueuePut("/", "kept", 3, 0),
         ):  # fmt: skip
             catalog.apply(change)
         line: Any = SimpleNamespace(
@@ -141,25 +143,28 @@ class Door:
         self._open_lane()
         self._open_client()
         self._publish = publish(BODY_BYTES)
-        self._number = self._bound = 0
+        self._number = self._bound = self._waited = 0
 
     def _binds_ahead(self, catalog: Catalog) -> BindsAhead:
         """Return the binds ahead of a front door whose pipe to the controller takes all."""
         runs = self._runs = BindRuns()
-        runs.pipe = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        runs.pipe = runs.waited_pipe = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         encode = msgspec.msgpack.Encoder().encode
 
         def send(ask: Ask) -> BindRun:
             assert isinstance(ask.what, BindMany)
+            if ask.what.waited:
+                self._waited = ask.id
             run = BindRun(runs, ask.what.vhost, ask.what.binds)
             message = partial(around_key, ask, run.source, run.queue)
             run.go_on(lambda: message(lambda each: bytes(4) + encode(each)))
             return run
 
-        requests = CatalogRequests(lambda _: None, send, runs)
+        requests = self._requests = CatalogRequests(lambda _: None, send, runs)
         requests.up = True
         ahead = BindsAhead(runs, requests, lambda: catalog, lambda _: None)
-        ahead.queue_is_there("/", "bound")
+        for name in ("bound", "kept"):
+            ahead.queue_is_there("/", name)
         return ahead
 
     def _open_lane(self) -> None:
@@ -240,6 +245,21 @@ class Door:
         around("bind", self._pass)
         assert self.client.recv(READ_BYTES) == frame.marshal(commands.Queue.BindOk(), 1)
         return 1
+
+    def bind_durable(self, around: Callable[[str, Callable[[], Any]], Any]) -> int:
+        """Take one bind in, the controller's answer, and the answer to the client; return 1."""
+        self._bound += 1
+        bind = commands.Queue.Bind(0, "kept", "amq.topic", f"key.{self._bound}", False, {})
+        self.client.sendall(frame.marshal(bind, 1))
+        around("bind-durable", self._pass_and_answer)
+        assert self.client.recv(READ_BYTES) == frame.marshal(commands.Queue.BindOk(), 1)
+        return 1
+
+    def _pass_and_answer(self) -> None:
+        self._pass()
+        self.loop.receiving()
+        self._requests.answered(Answer(self._waited, result={"binds": 1}))
+        self.loop.received()
 
     def _plain_turn(self, around: Callable[[str, Callable[[], Any]], Any]) -> None:
         """Take one message through the compiled code alone."""
