@@ -56,8 +56,8 @@ cdef class BindRun:
     - `ends`: (exchange, queue, routing key) of each, the list of the request itself
     - `put_in`: how many of them are in the copy of the catalog
     - `is_collected`: whether the others wait to be put there
-    - `waits`: None if nobody waits for the answers. Its `begun()` is called when a bind has gone on
-      with the run, its `came(bound, code, text)` with the number of binds that are recorded, and
+    - `waits`: None if nobody waits for the answers. Its `begun(run)` is called when a bind has gone
+      on with the run, its `came(bound, code, text)` with the number of binds that are recorded, and
       the code and text of a refusal of those behind them (code 0 if there is none)
     """
 
@@ -149,5 +149,5 @@ cdef class BindRun:
         runs.unanswered += 1
         self.collect()
         if self.waits is not None:
-            self.waits.begun()
+            self.waits.begun(self)
         return True

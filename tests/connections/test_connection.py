@@ -32,6 +32,7 @@ from shardmq.broker.shared.control import ChannelClose, ChannelOpen, ConnectionO
 from shardmq.shardd.wire import messages as wire
 from tests.amqp.bytes_of import HEADER, method, publish
 from tests.connections.connection_play import FD, WANTS_ALL, Play
+from tests.support.fake_binds_ahead import FakeBindsAhead
 from tests.support.fake_publishing import events_of
 
 OPEN = method(0, commands.Connection.TuneOk(2047, 131072, 60)) + method(
@@ -606,6 +607,33 @@ async def test_a_connection_that_has_ended_leaves_nothing_to_the_garbage_collect
         play.ended.clear()
         play.aio.later.clear()
         play.shards.asked.clear()
+        del play.connection
+        await asyncio.sleep(0)
+        assert connections_in_memory() == before
+    finally:
+        gc.enable()
+
+
+async def test_a_connection_that_has_ended_is_not_kept_by_binds_that_it_waited_for() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = connections_in_memory()
+        play = Play()
+        ahead = FakeBindsAhead(play.line)
+        play.open(channels=3)
+        for channel in (1, 2, 3):
+            bind = commands.Queue.Bind(queue="a", exchange="logs", routing_key=f"{channel}")
+            play.read(method(channel, bind))
+            if channel == 1:  # the others are answered when the connection has ended, or refused
+                ahead.record(0, 0)
+        await play.settled()
+        play.read(b"")
+        await play.settled()
+        ahead.record(0, 404)
+        play.ended.clear()
+        play.aio.later.clear()
+        ahead.all.clear()
         del play.connection
         await asyncio.sleep(0)
         assert connections_in_memory() == before

@@ -8,9 +8,11 @@ Clients hear of what outlives the broker when it is recorded, and of each bind o
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -136,7 +138,7 @@ class Client:
         self.bound = self.refused = 0
         self.wrong: list[str] = []
 
-    def begun(self) -> None:
+    def begun(self, run: BindRun) -> None:
         assert not self.is_waiting
         self.is_waiting = True
         self.recorded.clear()
@@ -250,7 +252,7 @@ class World:
         if run is not None:
             self.runs[owner, source, queue] = run
             if client is not None:
-                client.begun()
+                client.begun(run)
         return run is not None
 
     def ask(self, what: Any) -> None:
@@ -465,6 +467,29 @@ def test_without_a_pipe_of_their_own_binds_that_outlive_the_broker_wait() -> Non
     assert not world.bind("lasting", "kept", "k") and world.bind("e", "q", "k")
     sent = len(world.stream.sent)
     assert not world.bind("lasting", "kept", "k" * 5000) and len(world.stream.sent) == sent
+
+
+@pytest.mark.parametrize("code", [0, 404])
+def test_a_run_that_is_over_leaves_its_client_to_no_garbage_collector(code: int) -> None:
+    world, dice = World(has_pipe=True), random.Random(1)
+    world.refusals = float(bool(code))
+    world.bind("lasting", "kept", "k")
+    world.decide(1, dice)
+    world.handle(len(world.to_door))
+    if not code:
+        assert world.bind("lasting", "kept", "j") and world.gone_on
+        world.decide(1, dice)
+        world.handle(len(world.to_door))
+    assert bool(world.bound()) != bool(code)  # what is collected is put into the copy
+    client = weakref.ref(world.clients[ME])
+    gc.collect()
+    gc.disable()
+    try:
+        world.clients.clear()
+        world.runs.clear()
+        assert client() is None
+    finally:
+        gc.enable()
 
 
 def test_a_run_goes_on_while_the_client_waits_for_none_of_it() -> None:

@@ -81,7 +81,7 @@ class _Asked(NamedTuple):
 class RunWaits(Protocol):
     """A client that waits until the binds of a run are recorded."""
 
-    def begun(self) -> None:
+    def begun(self, run: BindRun) -> None:
         """Note that the run has gone on with a bind."""
 
     def came(self, bound: int, code: int, text: str) -> None:
@@ -89,17 +89,21 @@ class RunWaits(Protocol):
 
 
 class _RunAsked:
-    """A run that a client waits for. Its request is unanswered again when it goes on."""
+    """A run that a client waits for. Its request is unanswered again when it goes on.
 
-    __slots__ = ("_asked", "_sent", "_waits", "came")
+    The run holds this object, which does not hold the run: neither is left to the garbage
+    collector, and with them the connection of the client.
+    """
 
-    def __init__(self, sent: dict[int, _Asked], asked: _Asked, waits: RunWaits) -> None:
-        self._sent, self._asked, self._waits = sent, asked, waits
+    __slots__ = ("_ask", "_sent", "_waits", "came")
+
+    def __init__(self, sent: dict[int, _Asked], ask: Ask, waits: RunWaits) -> None:
+        self._sent, self._ask, self._waits = sent, ask, waits
         self.came = waits.came
 
-    def begun(self) -> None:
-        self._sent[self._asked.ask.id] = self._asked
-        self._waits.begun()
+    def begun(self, run: BindRun) -> None:
+        self._sent[self._ask.id] = _Asked(self._ask, run)
+        self._waits.begun(run)
 
 
 class CatalogRequests:
@@ -157,9 +161,9 @@ class CatalogRequests:
         self._next_id += 1
         run = self._send_ahead(ask)
         if run is not None:
-            self._sent[ask.id] = asked = _Asked(ask, run)
+            self._sent[ask.id] = _Asked(ask, run)
             if waits is not None:
-                run.waits = _RunAsked(self._sent, asked, waits)
+                run.waits = _RunAsked(self._sent, ask, waits)
         return run
 
     def runs(self) -> list[BindRun]:

@@ -244,12 +244,12 @@ class Pipeline:
         run = ahead.bind(session.vhost, ends, session.owner, session.user, self)
         if run is not None:
             self._end_run()
-            self._run_if_any = run
-            self.begun()
+            self.begun(run)
         return run
 
-    def begun(self) -> None:
+    def begun(self, run: BindRun) -> None:
         """Note that binds of a run have gone, and that the client waits for the answer."""
+        self._run_if_any = run
         self._running.append(_RunningRun())
         self._running_count += 1
         self._waits()
