@@ -44,6 +44,8 @@ from shardmq.broker.amqp.methods import (
 )
 from shardmq.broker.amqp.states import (
     CHANNEL_DISCARDS,
+    CHANNEL_HOLDS_OPEN,
+    CHANNEL_SILENT,
     CONNECTION_DISCARDS,
     CONNECTION_SENT,
     ChannelState,
@@ -173,6 +175,8 @@ class Connection(frames.Incoming):
         self.next: memoryview | None = None
         self._needed = 0
         self.part: BodyPart | None = None  # what is read begins within this frame
+        # A channel.open is the next frame, and the last channel of its number waits for close-ok.
+        self.reopening = False
         self._out_of_step = False  # after a broken frame nobody knows where the next one begins
 
     # -- in ----------------------------------------------------------------------------------------
@@ -203,8 +207,10 @@ class Connection(frames.Incoming):
     def next_event(self) -> Event | None:
         """Return the next event, or None when more bytes are needed.
 
-        Nothing is returned behind many frames without an event.
+        Nothing is returned behind many frames without an event. With None and `reopening`, what is
+        unread is kept; it has events again when the caller has sent channel.close-ok.
         """
+        self.reopening = False
         for _ in range(EVENTLESS_FRAMES_MAX):
             have = len(self.buffer) - self.at
             if not have and self.next is None:
@@ -225,6 +231,9 @@ class Connection(frames.Incoming):
                 return Failed(error.with_traceback(None))
             if event is not None:
                 return event
+            if self.reopening:
+                self.keep_unread()
+                return None
         return Nothing()
 
     def _has(self, needed: int) -> bool:
@@ -403,6 +412,14 @@ class Connection(frames.Incoming):
         end = self.buffer[self.at + frame_bytes - 1]
         if end != spec.FRAME_END:
             raise self._broken_frame(kind, payload, f"{{invalid_frame_end_marker,{end}}}")
+        if (
+            payload[:4] == _OPEN_IDS
+            and kind == spec.METHOD_FRAME
+            and self.state is _OPEN
+            and _state_of(self.channels, channel) in CHANNEL_HOLDS_OPEN
+        ):
+            self.reopening = True
+            return None
         self.at += frame_bytes
         try:
             return self._received(kind, channel, payload)
@@ -642,10 +659,7 @@ class Connection(frames.Incoming):
         elif isinstance(method, commands.Channel.CloseOk):
             if _state_of(self.channels, channel) is not ChannelState.CLOSED:
                 self._set_channel(channel, ChannelState.CLOSED)
-        elif self._close_sent or _state_of(self.channels, channel) in (
-            ChannelState.CLOSED,
-            ChannelState.CLOSING,
-        ):
+        elif self._close_sent or _state_of(self.channels, channel) in CHANNEL_SILENT:
             return
         frame = _frame(channel, encode_method(method))
         self._out.append(frame if count == 1 else frame * count)
@@ -663,14 +677,16 @@ class Connection(frames.Incoming):
     def close_channel(self, channel: int, exc: ChannelException) -> None:
         """Send channel.close.
 
-        What else comes on the channel is discarded until the client's close-ok.
+        What else comes on the channel is discarded until the client's close-ok. If the client has
+        closed the channel too, that is until our close-ok.
         """
-        if self._close_sent or _state_of(self.channels, channel) in (
-            ChannelState.CLOSED,
-            ChannelState.CLOSED_BY_CLIENT,
-        ):
+        state = _state_of(self.channels, channel)
+        if self._close_sent or state is ChannelState.CLOSED:
             return
-        self._set_channel(channel, ChannelState.CLOSING)
+        by_client = state is ChannelState.CLOSED_BY_CLIENT
+        self._set_channel(
+            channel, ChannelState.CLOSED_BY_BOTH if by_client else ChannelState.CLOSING
+        )
         close = commands.Channel.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
         self._out.append(_frame(channel, encode_method(close)))
 

@@ -78,6 +78,7 @@ cdef enum:
     CLOSED = 0
     CLOSING = 4
     CLOSED_BY_CLIENT = 5
+    CLOSED_BY_BOTH = 6
     UNTOLD = 128 | 1        # an open channel of which the caller of the library has not been told
     # A larger publish is not waited for in one piece: its frames are taken as they come.
     WHOLE_BYTES_MAX = 65536
@@ -477,7 +478,7 @@ cdef class Incoming:
         cdef Py_ssize_t at
         cdef size_t count = 0
         for at in range(PyByteArray_GET_SIZE(self.channels)):
-            count += states[at] not in (CLOSED, CLOSING, CLOSED_BY_CLIENT)
+            count += states[at] not in (CLOSED, CLOSING, CLOSED_BY_CLIENT, CLOSED_BY_BOTH)
         return count
 
     cdef bytes answer_channel(self, const uint8_t *data, size_t size, size_t *taken):

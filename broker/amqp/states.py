@@ -34,6 +34,7 @@ class ChannelState(IntEnum):
     AWAITING_BODY = 3
     CLOSING = 4  # channel.close sent
     CLOSED_BY_CLIENT = 5  # channel.close received, close-ok not yet sent
+    CLOSED_BY_BOTH = 6  # channel.close sent and received, close-ok not yet sent
 
 
 # Next state of a connection by what the client said on channel 0.
@@ -78,12 +79,22 @@ CHANNEL_RECEIVED: Final = {
     (ChannelState.AWAITING_CONTENT_HEADER, "header of no body"): ChannelState.OPEN,
     (ChannelState.AWAITING_BODY, "body"): ChannelState.AWAITING_BODY,
     (ChannelState.AWAITING_BODY, "last body"): ChannelState.OPEN,
-    (ChannelState.CLOSING, "Channel.Close"): ChannelState.CLOSED_BY_CLIENT,
+    (ChannelState.CLOSING, "Channel.Close"): ChannelState.CLOSED_BY_BOTH,
     (ChannelState.CLOSING, "Channel.CloseOk"): ChannelState.CLOSED,
 }
 
 # Channels in these states discard what their table does not name.
-CHANNEL_DISCARDS: Final = frozenset({ChannelState.CLOSING, ChannelState.CLOSED_BY_CLIENT})
+CHANNEL_DISCARDS: Final = frozenset(
+    {ChannelState.CLOSING, ChannelState.CLOSED_BY_CLIENT, ChannelState.CLOSED_BY_BOTH}
+)
+
+# In these states channel.open stays unread until our close-ok: it opens the number again.
+CHANNEL_HOLDS_OPEN: Final = frozenset({ChannelState.CLOSED_BY_CLIENT, ChannelState.CLOSED_BY_BOTH})
+
+# Nothing but close-ok is sent in these states.
+CHANNEL_SILENT: Final = frozenset(
+    {ChannelState.CLOSED, ChannelState.CLOSING, ChannelState.CLOSED_BY_BOTH}
+)
 
 
 def next_of_connection(

@@ -9,6 +9,7 @@ import pytest
 from shardmq.broker.amqp import ConnectionException
 from shardmq.broker.amqp.states import (
     CHANNEL_DISCARDS,
+    CHANNEL_HOLDS_OPEN,
     CHANNEL_RECEIVED,
     CONNECTION_DISCARDS,
     CONNECTION_RECEIVED,
@@ -52,7 +53,8 @@ WORDS = dict(
         strict=True,
     )
 )  # RabbitMQ's
-LEAVING = {ChannelState.CLOSING, ChannelState.CLOSED_BY_CLIENT}
+BY_CLIENT = {ChannelState.CLOSED_BY_CLIENT, ChannelState.CLOSED_BY_BOTH}
+LEAVING = {ChannelState.CLOSING, *BY_CLIENT}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_every_pair_of_a_channel(state: ChannelState, arrived: str) -> None:
 def test_the_tables_speak_of_nothing_else() -> None:
     assert {arrived for _, arrived in CONNECTION_RECEIVED} <= set(ON_CONNECTION)
     assert {arrived for _, arrived in CHANNEL_RECEIVED} <= set(ON_CHANNEL)
-    assert CHANNEL_DISCARDS == LEAVING
+    assert CHANNEL_DISCARDS == LEAVING and CHANNEL_HOLDS_OPEN == BY_CLIENT
 
 
 def test_the_handshake_is_the_only_way_in_and_every_state_is_reached() -> None:
@@ -148,7 +150,7 @@ def test_no_state_of_a_channel_is_a_trap(state: ChannelState) -> None:
     while edge:
         at = edge.pop()
         following = {to for (before, _), to in CHANNEL_RECEIVED.items() if before is at}
-        if at is ChannelState.CLOSED_BY_CLIENT:
+        if at in BY_CLIENT:
             following.add(ChannelState.CLOSED)
         edge += following - reached
         reached |= following

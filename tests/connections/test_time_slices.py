@@ -260,7 +260,7 @@ class Reader:
         self.messages = messages
         self.published = False
         self._begun: Publishes | None = None
-        amqp = SimpleNamespace(next_event=iter([*events, None]).__next__, opened=0)
+        amqp = SimpleNamespace(next_event=iter([*events, None]).__next__, opened=0, reopening=False)
         self.socket = SimpleNamespace(
             amqp=amqp, lost=False, paused=0, end_slice=lambda: None, gather=lambda: None
         )

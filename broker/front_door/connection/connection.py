@@ -51,6 +51,7 @@ from shardmq.broker.front_door.connection.opening import Greeted, Greeting, Hand
 from shardmq.broker.front_door.connection.output import Output, Stream
 from shardmq.broker.front_door.connection.socket import (
     PAUSE_ALARM,
+    PAUSE_CLOSE,
     PAUSE_LOGIN,
     PAUSE_SLICE,
     ClientSocket,
@@ -216,7 +217,9 @@ class ClientConnection:
                 break
             event = next_event()
         else:
-            if socket.paused:
+            if socket.amqp.reopening:  # the next slice comes when the channel is closed
+                socket.pause(PAUSE_CLOSE | PAUSE_SLICE)
+            elif socket.paused:
                 socket.resume(PAUSE_SLICE)
         if socket.amqp.opened:
             self.services.counts.channels_opened += socket.amqp.opened
@@ -450,14 +453,17 @@ class ClientConnection:
     def fail(self, error: ChannelException | ConnectionException, number: int) -> None:
         """Answer what the client did wrong: close the channel or the connection."""
         socket = self.socket
-        if socket.closing or socket.lost:
+        if socket.lost:
             return
         channel = self.channels.by_number.get(number)
         if isinstance(error, ChannelException) and channel is not None:
-            if channel.is_open:
-                self.channels.end(channel)  # its release is asked for; nobody has to wait
-                socket.amqp.close_channel(number, error)
-                self.work.go_on(channel)
+            if not channel.is_open:
+                return
+            self.channels.end(channel)  # its release is asked for; nobody has to wait
+            socket.amqp.close_channel(number, error)
+            self.work.go_on(channel)
+        elif socket.closing:
+            return
         else:
             log.info("%s: closed: %s", self.session.name, error)
             if isinstance(error, ChannelException):

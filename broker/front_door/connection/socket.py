@@ -48,6 +48,7 @@ PAUSE_WORK = 1 << 65  # too much of its work is queued
 PAUSE_ALARM = 1 << 66
 PAUSE_SLICE = 1 << 67  # its time slice is over, and not all that was read is handled
 PAUSE_LOGIN = 1 << 68  # its password, or its limits, take long to check
+PAUSE_CLOSE = 1 << 69  # it opens a channel whose number is that of one that is being closed
 
 
 def _nobody() -> None:

@@ -18,7 +18,7 @@ from pamqp import base
 
 from shardmq.broker.amqp import Binds, ChannelException, ConnectionException
 from shardmq.broker.front_door.connection.channel import NO_WORK, Channel, Outcome, Reply, Work
-from shardmq.broker.front_door.connection.socket import PAUSE_WORK, ClientSocket
+from shardmq.broker.front_door.connection.socket import PAUSE_CLOSE, PAUSE_WORK, ClientSocket
 from shardmq.broker.front_door.hot_state import BindRun
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Session
@@ -161,6 +161,8 @@ class WorkQueue:
         self._loop.schedule_end_of_pass()
         if not channel.work and not channel.busy:
             self.waiting.discard(channel)
+            if not channel.is_open:
+                self._socket.resume(PAUSE_CLOSE)
         if not self.waiting:
             self._queued_work = self._queued_bytes = 0
             self._socket.resume(PAUSE_WORK)
