@@ -180,6 +180,36 @@ async def test_a_number_is_opened_again_where_the_controller_counts_channels(sho
 
 
 @both_ways
+async def test_a_refused_channel_is_not_closed_before_the_controller_has_counted_it(
+    short: bool,
+) -> None:
+    play = Play(short=short)
+    play.line.catalog.apply(ParameterPut("", "user-limits", "guest", {"max-channels": 1}))
+    play.connection.channels.limits_changed(play.connection)
+    play.send((1, REFUSED), (1, CLOSE))
+    play.answer_one()
+    assert await play.settled() == ["1 Channel.Close"]
+    play.send((1, commands.Channel.CloseOk()), (1, OPEN), (1, QOS))
+    assert await play.settled() == []
+    play.answer_one()
+    assert await play.settled() == ["1 Channel.CloseOk"]
+    play.answer_one()
+    assert await play.settled() == ["1 Channel.OpenOk", "1 Basic.QosOk"]
+
+
+@both_ways
+async def test_what_waits_outlives_the_reads_of_other_clients(short: bool) -> None:
+    play = Play(short=short)
+    other = play.enter()
+    play.send((1, DECLARE), (1, CLOSE), (1, OPEN), (1, QOS))
+    play.read(other, method(1, OPEN) + method(1, QOS) * 20)
+    play.answer_all()
+    assert await play.settled() == [
+        "1 Exchange.DeclareOk", "1 Channel.CloseOk", "1 Channel.OpenOk", "1 Basic.QosOk",
+    ]  # fmt: skip
+
+
+@both_ways
 async def test_a_connection_that_fails_meanwhile_hears_the_answer_of_its_client(
     short: bool,
 ) -> None:
