@@ -326,10 +326,11 @@ class BindMany(Request, tag="bind.many", frozen=True):
     not 0: {"done": how many were bound}.
 
     `in_force`: the binds are between one exchange and one queue, the only front door has put them
-    in force, and the client is answered. Such a request is answered before the Changes that it is
-    part of. It may come in parts, each with the same id (binds_pipe).
+    in force. Such a request is answered before the Changes that it is part of. It may come in
+    parts, each with the same id (binds_pipe).
 
-    `waited`: they are in force, but the client is not answered. It waits until they are recorded.
+    `waited`: the client is answered when they are recorded. Without it, binds that are in force are
+    answered already.
     """
 
     binds: list[tuple[str, str, str]]

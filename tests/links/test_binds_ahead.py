@@ -538,7 +538,8 @@ def test_what_is_answered_before_somebody_looks_is_seen_then() -> None:
         world.handle(len(world.to_door))
         if at in (3, 7):
             assert len(world.bound()) == at + 1
-    assert world.bound() == bindings_of(world.catalog) and not world.link.ahead._new  # type: ignore[union-attr]
+    assert world.link.ahead is not None
+    assert world.bound() == bindings_of(world.catalog) and not world.link.ahead._new
     assert world.listener.changed - changed == 4  # once behind each look, and when many wait
     assert world.bind("e", "q", "k") and ("e", "q", "k") in world.bound()
 
